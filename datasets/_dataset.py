@@ -1,0 +1,27 @@
+"""A data set as the harness sees it: arrays in memory (or mapped from disk), never files to decode."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images of a source with its official split; row ``i`` of every array is image ``i``."""
+
+    name: str
+    images: np.ndarray  # uint8, (n, 3, height, width); often a memory map
+    labels: np.ndarray  # int64, (n,)
+    domains: np.ndarray  # int64, (n,); all zero where the source has no domains
+    is_test: np.ndarray  # bool, (n,)
+    class_names: tuple[str, ...]  # class_names[label]
+    domain_names: tuple[str, ...]  # domain_names[domain]
+    checksum: str  # content hash of the arrays and names
+
+    @property
+    def image_size(self) -> int:
+        return int(self.images.shape[-1])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)

@@ -1,0 +1,136 @@
+"""Who has what: row numbers of every client and split, with a content hash that goes into every record."""
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._spec import PartitionSpec
+from fedprompt.datasets._splits import Rows
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.rng import numpy_rng
+
+SPLITS = ("train", "test", "val")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Rows (int64, sorted) of the data set that each client trains, tests and validates on."""
+
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    val: tuple[np.ndarray, ...]  # empty arrays unless a validation part was asked for
+    unseen: tuple[int, ...] = ()  # clients that never take part in training
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the rows of every split and the unseen clients."""
+        digest = hashlib.sha256()
+        for name, array in self._flat().items():
+            digest.update(f"{name}{array.shape}".encode() + np.ascontiguousarray(array, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the arrays and the hash as .npz; the file appears whole or not at all."""
+        scratch = path.with_name(f".{path.name}.part")
+        try:
+            with scratch.open("wb") as file:
+                np.savez_compressed(file, **self._flat(), hash=np.array(self.hash))
+            scratch.replace(path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise UserError(f"cannot write the partition {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "Partition":
+        """Read what :meth:`save` wrote and check it against its hash."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+            cut = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
+            lists = {name: tuple(np.split(arrays[name], cut[name])) for name in SPLITS}
+            partition = cls(**lists, unseen=tuple(int(client) for client in arrays["unseen"]))
+            whole = partition.hash == str(arrays["hash"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"partition file {path} cannot be read ({error}); make it again") from error
+        if not whole:
+            raise UserError(f"partition file {path} does not match its hash; make it again")
+        return partition
+
+    def _flat(self) -> dict[str, np.ndarray]:
+        flat = {"unseen": np.array(self.unseen, np.int64)}
+        for name in SPLITS:
+            rows: tuple[np.ndarray, ...] = getattr(self, name)
+            flat[name] = np.concatenate([*rows, np.empty(0, np.int64)])
+            flat[f"{name}_sizes"] = np.array([len(part) for part in rows], np.int64)
+        return flat
+
+
+def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
+    """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
+
+    ``shots`` are drawn first, then ``val_fraction`` of what each client has left is moved from train to val,
+    in proportion to its classes. A smaller ``shots`` is a subset of a larger one.
+    """
+    if not 0 <= val_fraction < 1:
+        raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
+    train, test = spec.split(dataset, seed)
+    labels = np.asarray(dataset.labels)
+    if spec.shots:
+        train = [_few(rows, labels, spec.shots, _rng(seed, "shots", k)) for k, rows in enumerate(train)]
+    _check_sizes(spec, dataset, train, test, least_train=2 if val_fraction else 1)
+    val = [_held_out(rows, labels, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
+    train = [np.setdiff1d(rows, held) for rows, held in zip(train, val, strict=True)]
+    return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed))
+
+
+def _rng(seed: int, what: str, client: int) -> np.random.Generator:
+    return numpy_rng(seed, "partition", what, client)
+
+
+def _few(rows: np.ndarray, labels: np.ndarray, shots: int, rng: np.random.Generator) -> np.ndarray:
+    rows = rng.permutation(rows)
+    kept = [rows[labels[rows] == label][:shots] for label in np.unique(labels[rows])]
+    return np.sort(np.concatenate([*kept, np.empty(0, np.int64)])).astype(np.int64)
+
+
+def _held_out(rows: np.ndarray, labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Systematic sampling of the rows in class order: every class gives its share within one image."""
+    if not fraction:
+        return np.empty(0, np.int64)
+    count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    rows = rng.permutation(rows)
+    rows = rows[np.argsort(labels[rows], kind="stable")]
+    places = ((np.arange(count) + rng.uniform()) * len(rows) / count).astype(np.int64)
+    return np.sort(rows[places])
+
+
+def _unseen(spec: PartitionSpec, clients: int, seed: int) -> tuple[int, ...]:
+    if spec.unseen == "none":
+        return ()
+    if clients < 2:
+        raise UserError(
+            f"partition '{spec}': unseen={spec.unseen} needs at least 2 clients, the data give {clients}"
+        )
+    order = np.arange(clients)
+    if spec.unseen == "half":
+        order = numpy_rng(seed, "partition", "unseen").permutation(clients)
+    return tuple(sorted(int(client) for client in order[clients - clients // 2 :]))
+
+
+def _check_sizes(spec: PartitionSpec, dataset: Dataset, train: Rows, test: Rows, least_train: int) -> None:
+    for split, parts, least in (("train", train, least_train), ("test", test, 1)):
+        sizes = [len(rows) for rows in parts]
+        if min(sizes) < least:
+            raise UserError(
+                f"partition '{spec}' of {dataset.name!r} leaves client {int(np.argmin(sizes))} with "
+                f"{min(sizes)} {split} images, at least {least} needed; use fewer clients or other values"
+            )

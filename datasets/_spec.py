@@ -1,0 +1,161 @@
+"""What a partition is asked to be: ``kind:key=value,...`` as text, a frozen dataclass a kind in code.
+
+A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method.
+"""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from fedprompt.datasets import _splits
+from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._splits import Split
+from fedprompt.harness.errors import UserError, unknown
+from fedprompt.harness.rng import numpy_rng
+
+Unseen = Literal["none", "half", "last_half"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSpec:
+    """Keys of every kind. ``str(spec)`` is canonical: equal specs, equal text."""
+
+    kind: ClassVar[str]
+    example: ClassVar[str]
+
+    clients: int | None = None  # None: as many as the data have domains
+    shots: int = 0  # train images of a class that a client keeps; 0 keeps all
+    unseen: Unseen = "none"  # half: a random half never trains; last_half: the later clients never train
+
+    def __post_init__(self) -> None:
+        for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0)):
+            value = getattr(self, name, None)
+            if value is not None and value < least:
+                raise UserError(
+                    f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}"
+                )
+        alpha = getattr(self, "alpha", 1.0)
+        if not 0 < alpha < np.inf:
+            raise UserError(f"partition {self.kind!r}: alpha={alpha} must be a finite number above 0")
+        if self.unseen != "none" and self.clients == 1:
+            raise UserError(
+                f"partition {self.kind!r}: unseen={self.unseen} needs at least 2 clients, got clients=1"
+            )
+
+    def __str__(self) -> str:
+        """Required keys, then ``clients``, then whatever differs from its default."""
+        keys = [field.name for field in _ordered_fields(type(self)) if self._shown(field)]
+        text = ",".join(f"{key}={getattr(self, key)}" for key in keys)
+        return f"{self.kind}:{text}" if text else self.kind
+
+    def _shown(self, field: "dataclasses.Field[Any]") -> bool:
+        value = getattr(self, field.name)
+        return value != field.default or (field.name == "clients" and value is not None)
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        """Row numbers of every client, train and test."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains(PartitionSpec):
+    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one a holder."""
+
+    kind = "domains"
+    example = "domains:m=2"
+    m: int
+    assignment: Literal["cyclic", "random_regular"] = "cyclic"
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        count = len(dataset.domain_names)
+        clients = self.clients or count
+        if self.m > count:
+            raise UserError(
+                f"partition '{self}': m={self.m} but {dataset.name!r} has {count} domains; use m=1..{count}"
+            )
+        if clients % count:
+            raise UserError(
+                f"partition '{self}': clients={clients} is not a multiple of the {count} domains of "
+                f"{dataset.name!r}; use clients={count * max(1, round(clients / count))}"
+            )
+        holders = _splits.cyclic_domains(clients, count, self.m)
+        if self.assignment == "random_regular":
+            holders = _splits.shuffle_domains(holders, numpy_rng(seed, "partition", "domains", "graph"))
+        return _splits.by_domains(dataset, holders, numpy_rng(seed, "partition", "domains", "rows"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes(PartitionSpec):
+    """Every client holds at most ``s`` classes, and the same random share of a class in train and test."""
+
+    kind = "classes"
+    example = "classes:s=10"
+    clients: int = 100
+    s: int
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        count = dataset.num_classes
+        if self.s > count:
+            raise UserError(
+                f"partition '{self}': s={self.s} but {dataset.name!r} has {count} classes; use s=1..{count}"
+            )
+        if self.s * self.clients % count:
+            step = count // np.gcd(self.s, count)
+            raise UserError(
+                f"partition '{self}': s*clients={self.s * self.clients} is not divisible by the {count} "
+                f"classes of {dataset.name!r}; use clients={step * max(1, round(self.clients / step))}"
+            )
+        return _splits.by_classes(dataset, self.clients, self.s, numpy_rng(seed, "partition", "classes"))
+
+
+KINDS: dict[str, type[PartitionSpec]] = {kind.kind: kind for kind in (Domains, Classes)}
+
+
+def parse_partition(text: str) -> PartitionSpec:
+    """Read ``kind:key=value,key=value``."""
+    name, _, rest = text.strip().partition(":")
+    examples = ", ".join(kind.example for kind in KINDS.values())
+    if name not in KINDS:
+        raise unknown("partition", name, KINDS, hint=f"Examples: {examples}.")
+    kind = KINDS[name]
+    fields = {field.name: field for field in _ordered_fields(kind)}
+    values: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if key not in fields:
+            raise unknown(f"key of partition {name!r}", key, fields, hint=f"Example: {kind.example}.")
+        if not equals or key in values:
+            raise UserError(f"partition {text!r}: write {key}=VALUE once, for example {kind.example}")
+        values[key] = _read_value(text, key, value, fields[key].type)
+    missing = [
+        key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in values
+    ]
+    if missing:
+        raise UserError(f"partition {text!r} lacks {missing[0]}=; for example {kind.example}")
+    return kind(**values)
+
+
+def _ordered_fields(kind: type[PartitionSpec]) -> list["dataclasses.Field[Any]"]:
+    def rank(field: "dataclasses.Field[Any]") -> int:
+        return 0 if field.default is dataclasses.MISSING else 1 if field.name == "clients" else 2
+
+    return sorted(dataclasses.fields(kind), key=rank)
+
+
+def _read_value(text: str, key: str, value: str, annotation: Any) -> int | float | str:
+    choices = get_args(annotation)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        if value not in choices:
+            near = difflib.get_close_matches(value, choices, n=1)
+            meant = f" did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"partition {text!r}: {key}={value!r};{meant} allowed: {', '.join(choices)}")
+        return value
+    number = float if annotation is float else int
+    try:
+        return number(value)
+    except ValueError:
+        kind = "a number" if number is float else "a whole number"
+        raise UserError(f"partition {text!r}: {key}={value!r} is not {kind}") from None

@@ -1,0 +1,50 @@
+import pytest
+
+from fedprompt.datasets import parse_partition
+from fedprompt.harness.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("domains:m=2", "domains:m=2"),
+        ("domains: clients=12 , m=2", "domains:m=2,clients=12"),
+        ("domains:m=2,assignment=cyclic,shots=0", "domains:m=2"),
+        (
+            "domains:unseen=half,assignment=random_regular,m=1",
+            "domains:m=1,unseen=half,assignment=random_regular",
+        ),
+        ("classes:s=10", "classes:s=10,clients=100"),
+        ("classes:clients=20,s=5,shots=16", "classes:s=5,clients=20,shots=16"),
+    ],
+)
+def test_text_is_canonical(text: str, canonical: str) -> None:
+    spec = parse_partition(text)
+    assert str(spec) == canonical
+    assert parse_partition(canonical) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("domain:m=2", "unknown partition 'domain'. Did you mean 'domains'"),
+        ("", "Examples: domains:m=2"),
+        ("domains:n=2", "unknown key of partition 'domains' 'n'"),
+        ("classes:shot=2,s=1", "Did you mean 'shots'"),
+        ("domains", "lacks m="),
+        ("domains:m", "write m=VALUE once"),
+        ("domains:m=1,m=2", "write m=VALUE once"),
+        ("domains:m=two", "m='two' is not a whole number"),
+        ("domains:m=1.5", "m='1.5' is not a whole number"),
+        ("domains:m=0", "m=0 is too small; it must be at least 1"),
+        ("classes:s=10,clients=0", "clients=0 is too small"),
+        ("classes:s=10,shots=-1", "shots=-1 is too small; it must be at least 0"),
+        ("domains:m=1,assignment=cyclical", "did you mean 'cyclic'? allowed: cyclic, random_regular"),
+        ("classes:s=10,clients=1,unseen=half", "needs at least 2 clients"),
+    ],
+)
+def test_bad_text_gets_one_clear_line(text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_partition(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
