@@ -1,0 +1,1 @@
+"""Everything that runs a method: backbone, federation, evaluation, tracking, report, command line."""

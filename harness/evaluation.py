@@ -1,0 +1,98 @@
+"""Evaluation: every client's accuracy on its own data, with no effect on what follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedprompt.harness.clients import Split
+from fedprompt.harness.federation import Federation, FederationState
+from fedprompt.harness.rng import torch_rng
+from fedprompt.harness.training import stack_states, train
+from fedprompt.methods._contract import State
+
+
+@dataclass(frozen=True)
+class Record:
+    """One client in one evaluated round: the rows from which every metric is computed."""
+
+    round: int
+    client: int
+    correct: int
+    total: int
+    participated: bool  # took part in a round up to this one
+
+
+def evaluate(
+    federation: Federation,
+    state: FederationState,
+    split: Split = "test",
+    clients: Sequence[int] | None = None,
+) -> list[Record]:
+    """Count correct predictions of ``clients`` (all members by default) in the current state."""
+    chosen = federation.members if clients is None else clients
+    return [record for group in federation.stacks(chosen) for record in _evaluate(federation, state, split, group)]
+
+
+def adapt(federation: Federation, state: FederationState, clients: Sequence[int], epochs: int) -> State:
+    """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
+    _, theta = federation.theta(state, clients)
+    stages, key = [federation.method.adaptation(epochs)], (federation.seed, state.round)
+    adapted, _ = train(
+        federation.method,
+        theta,
+        stages,
+        federation.data,
+        clients,
+        federation.protocol,
+        key,
+        purpose="evaluation",
+    )
+    return adapted
+
+
+def finetune_epochs(federation: Federation, participated: bool) -> int:
+    """How long a client adapts a copy before it is evaluated; 0 for most."""
+    protocol, method = federation.protocol, federation.method
+    personal = method.init_personal(torch.Generator(), 0)
+    if not participated and protocol.never_sampled == "finetune" and personal:
+        return protocol.epochs
+    return protocol.eval_ft_epochs or (protocol.epochs if method.finetune_before_evaluation() else 0)
+
+
+def _evaluate(federation: Federation, state: FederationState, split: Split, clients: Sequence[int]) -> list[Record]:
+    """One stack of clients; those that adapt first are a stack of their own."""
+    by_epochs: dict[int, list[int]] = {}
+    for client in clients:
+        by_epochs.setdefault(finetune_epochs(federation, client in state.personal), []).append(client)
+    records = []
+    for epochs, group in by_epochs.items():
+        theta = adapt(federation, state, group, epochs) if epochs else _held(federation, state, group)
+        records += count_correct(federation, state, theta, group, split)
+    return sorted(records, key=lambda record: record.client)
+
+
+def _held(federation: Federation, state: FederationState, clients: Sequence[int]) -> State:
+    """What clients hold now: the server's new state, or (post_local) what they themselves last trained."""
+    _, theta = federation.theta(state, clients)
+    parts = [state.local.get(client, {k: v[i] for k, v in theta.items()}) for i, client in enumerate(clients)]
+    return stack_states(parts)
+
+
+@torch.no_grad()
+def count_correct(
+    federation: Federation, state: FederationState, theta: State, clients: Sequence[int], split: Split
+) -> list[Record]:
+    method, data, protocol = federation.method, federation.data, federation.protocol
+    rngs = [torch_rng(federation.seed, "evaluation", state.round, client) for client in clients]
+    correct = torch.zeros(len(clients), dtype=torch.int64)
+    absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
+    for batch in data.ordered(clients, split, protocol.batch_size, rngs):
+        scores = method.predict(theta, batch)
+        if absent is not None:
+            scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
+        correct += ((scores.argmax(-1) == batch.labels) & batch.mask).sum(1).cpu()
+    return [
+        Record(state.round, client, int(count), data.size(client, split), client in state.personal)
+        for client, count in zip(clients, correct, strict=True)
+    ]

@@ -1,0 +1,160 @@
+"""Where a backbone's weights come from: the embedded file, a local file, timm's hub, or `random` by that word."""
+
+import hashlib
+import pickle
+import zipfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+
+from fedprompt.harness.backbone import FrozenViT
+from fedprompt.harness.errors import UserError, unknown
+from fedprompt.harness.rng import derive
+
+EMBEDDED = Path(__file__).parent / "assets" / "micro-vit.safetensors"
+MICRO_VIT = "micro-vit"
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """Which backbone, as a cell records it; ``weights`` is `hub`, `random` or a file's content hash."""
+
+    name: str
+    weights: str
+    image_size: int
+
+
+def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
+    """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
+    known = timm.list_models(module="vision_transformer")
+    if name != MICRO_VIT and name not in known:
+        raise unknown("backbone", name, [MICRO_VIT, *(n for n in known if n.startswith("vit_") and "patch" in n)][:60])
+    size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
+    patch = _build(name, size, meta=True).patch_embed.patch_size[0]
+    if size % patch:
+        raise UserError(
+            f"image size {size} is not a multiple of the patch size {patch} of {name}; take {size // patch * patch}."
+        )
+    return BackboneSpec(name, weights_identity(name, weights), size)
+
+
+def weights_identity(name: str, weights: str | None) -> str:
+    """What a cell's hash sees of the weights: two copies of one file are the same weights."""
+    if weights is None:
+        return file_identity(EMBEDDED) if name == MICRO_VIT else "hub"
+    if weights in ("random", "hub"):
+        return weights
+    path = Path(weights)
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"weights {weights!r}: must be 'hub', 'random' or a file ending in {', '.join(SUFFIXES)}.")
+    return file_identity(path)
+
+
+def file_identity(path: Path) -> str:
+    try:
+        stat = path.stat()
+        return _file_hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"weights {str(path)!r} cannot be read: {error.strerror}.") from error
+
+
+@lru_cache
+def _file_hash(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 (part of the cache's key)
+    with Path(path).open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenViT:
+    """Build ``spec``; ``weights`` is the file it was made from, needed only where that is not the embedded one."""
+    if spec.weights.startswith("sha256:"):
+        path = EMBEDDED if weights is None else Path(weights)
+        if file_identity(path) != spec.weights:
+            raise UserError(
+                f"weights {str(path)!r} are {file_identity(path)}, but {spec.weights} is asked for; "
+                "pass the right --weights FILE."
+            )
+        vit = _build(spec.name, spec.image_size)
+        _load_file(vit, path, spec.name)
+    elif spec.weights == "hub":
+        vit = _from_hub(spec)
+    else:
+        vit = _build(spec.name, spec.image_size)
+    mean, std = ((0.5,) * 3, (0.5,) * 3) if spec.name == MICRO_VIT else _normalisation(spec.name)
+    return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
+
+
+def _timm_config(name: str) -> dict[str, object]:
+    return timm.models.get_pretrained_cfg(name).to_dict()  # type: ignore[no-any-return]
+
+
+def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    config = _timm_config(name)
+    return tuple(config["mean"]), tuple(config["std"])  # type: ignore[arg-type]
+
+
+def _build(name: str, image_size: int, meta: bool = False) -> VisionTransformer:
+    """The architecture with weights drawn from a fixed key, so that `random` is one backbone, not many."""
+    with torch.device("meta" if meta else "cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(0, "init", "backbone", name))
+        if name == MICRO_VIT:
+            from fedprompt.harness.pretrain import ARCH
+
+            return VisionTransformer(**{**ARCH, "img_size": image_size, "num_classes": 0})
+        return timm.create_model(name, pretrained=False, num_classes=0, img_size=image_size)
+
+
+def _from_hub(spec: BackboneSpec) -> VisionTransformer:
+    try:
+        return timm.create_model(spec.name, pretrained=True, num_classes=0, img_size=spec.image_size)
+    except Exception as error:  # the hub client raises whatever its network stack does
+        raise UserError(
+            f"weights of {spec.name} cannot be fetched from the hub ({type(error).__name__}); "
+            "pass --weights FILE (.safetensors, .pth, .npz) or --weights random."
+        ) from error
+
+
+def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
+    """Load strictly but for the class head, resampling positions to the image size."""
+    if path.suffix == ".npz":
+        try:
+            vit.load_pretrained(str(path))
+        except (KeyError, ValueError, RuntimeError, AssertionError, zipfile.BadZipFile) as error:
+            raise UserError(f"weights {str(path)!r} do not fit {name} in timm's npz format: {error}.") from error
+        return
+    try:
+        state = (
+            safetensors.torch.load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, weights_only=True, map_location="cpu")
+        )
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+        raise UserError(
+            f"weights {str(path)!r} are not a readable {path.suffix} file ({type(error).__name__})."
+        ) from error
+    state = state.get("model", state.get("state_dict", state))
+    expected = vit.state_dict()
+    state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
+    missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or unexpected:
+        raise UserError(
+            f"weights {str(path)!r} do not fit {name}: missing keys {_shorten(missing)}; "
+            f"unexpected keys {_shorten(unexpected)}."
+        )
+    state = checkpoint_filter_fn(state, vit)
+    wrong = [
+        f"{k} {tuple(state[k].shape)} for {tuple(v.shape)}" for k, v in expected.items() if state[k].shape != v.shape
+    ]
+    if wrong:
+        raise UserError(f"weights {str(path)!r} do not fit {name}: wrong shapes {_shorten(wrong)}.")
+    vit.load_state_dict(state)
+
+
+def _shorten(names: list[str], most: int = 5) -> str:
+    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "none"

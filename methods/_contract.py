@@ -1,0 +1,127 @@
+"""What a method is: a server half and a client half around a frozen backbone.
+
+The harness owns loops, data, optimisers, random numbers, payload copies and their counting, evaluation and
+checkpoints. A method says what is shared and what stays with the client, how a batch becomes a loss and how it
+becomes a prediction; it overrides the server's steps only where they differ from federated averaging.
+
+States are plain dictionaries of tensors. ``theta`` is what a client holds while it trains or predicts, downloaded and
+personal tensors together, for several clients at once: every tensor has a leading axis of clients.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.backbone import FrozenViT
+from fedprompt.harness.batch import Batch
+from fedprompt.harness.errors import UserError
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may know of the problem before any round."""
+
+    class_names: tuple[str, ...]
+    train_counts: Tensor  # (clients, classes): each client's own label statistics
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train_counts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a client's visit: which tensors train, at which learning rate, for how many epochs."""
+
+    name: str
+    rates: dict[str, float]
+    epochs: int
+
+
+class Method(ABC):
+    """One method. Subclasses set the class variables and implement the abstract functions."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # as tables print it
+    paper: ClassVar[str]
+    payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
+    needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
+    Params: ClassVar[type]
+
+    def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
+        missing = self.needs - backbone.offers
+        if missing:
+            raise UserError(
+                f"method {self.name!r} needs {', '.join(sorted(missing))}, which backbone {backbone.name!r} does not "
+                f"offer (it offers {', '.join(sorted(backbone.offers))})."
+            )
+        self.params, self.backbone, self.task = params, backbone, task
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init_server(self, rng: torch.Generator) -> State:
+        """The server's state before round 1."""
+
+    def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
+        """What ``client`` keeps to itself. ``rng`` is the same draw for every client: all start alike."""
+        return {}
+
+    # -- the client -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def rates(self) -> dict[str, float]:
+        """The tensors of theta that train, with their learning rates; the others are constants of the visit."""
+
+    @abstractmethod
+    def loss(self, theta: State, batch: Batch) -> Tensor:
+        """The training loss of each client, (K,)."""
+
+    @abstractmethod
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        """Scores of the classes, (K, B, C); the largest is the prediction."""
+
+    def stages(self, epochs: int) -> Sequence[Stage]:
+        """A visit's stages in order; each begins with a fresh optimiser."""
+        return [Stage("train", self.rates(), epochs)]
+
+    def adaptation(self, epochs: int) -> Stage:
+        """What a client that never took part trains of its copy of theta: the head, with all else fixed."""
+        return Stage("adapt", {k: lr for k, lr in self.rates().items() if k.startswith("head.")}, epochs)
+
+    def finetune_before_evaluation(self) -> bool:
+        """Whether every client runs the adaptation, on a copy, before it is evaluated."""
+        return False
+
+    # -- what travels ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def payload(self) -> tuple[int, int]:
+        """Floats one client downloads and uploads in a round, by formula; the harness measures them too."""
+
+    def download(self, server: State, clients: Sequence[int]) -> State:
+        """What the server sends, stacked over ``clients``. The harness copies it."""
+        return {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in server.items()}
+
+    def upload(self, theta: State, received: State) -> State:
+        """What the clients send back, stacked. The harness copies it."""
+        return {name: theta[name] for name in received}
+
+    def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:  # noqa: ARG002
+        """The server's next state from the stacked uploads; ``weights`` (K,) sum to one."""
+        return {**server, **{name: weighted_mean(stack, weights) for name, stack in uploads.items()}}
+
+
+def weighted_mean(stack: Tensor, weights: Tensor) -> Tensor:
+    """Mean over axis 0, summed in double precision so that equal uploads aggregate to themselves, bit for bit."""
+    return torch.tensordot(weights.double(), stack.double(), dims=1).to(stack.dtype)

@@ -1,0 +1,97 @@
+"""Finds methods: files of this folder, packages with the entry-point group ``fedprompt.methods``, single files."""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from fedprompt.harness.errors import UserError, unknown
+from fedprompt.methods._contract import Method
+
+GROUP = "fedprompt.methods"
+
+
+class Registry:
+    """Methods by name; refuses a second method of the same name and whatever is not a method."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, type[Method]] = {}
+
+    def add(self, method: type[Method], source: str) -> None:
+        if not (isinstance(method, type) and issubclass(method, Method)):
+            raise UserError(f"{source}: {method!r} is not a subclass of fedprompt.methods.Method.")
+        missing = [
+            name for name in ("name", "title", "paper", "payload_formula", "Params") if not hasattr(method, name)
+        ]
+        if missing:
+            raise UserError(f"{source}: {method.__name__} lacks the class variable(s) {', '.join(missing)}.")
+        present = self._methods.get(method.name)
+        if present is not None and (present.__module__, present.__qualname__) != (
+            method.__module__,
+            method.__qualname__,
+        ):
+            raise UserError(
+                f"{source}: method {method.name!r} is already registered by {present.__module__}; choose another name."
+            )
+        self._methods[method.name] = method
+
+    def get(self, name: str) -> type[Method]:
+        if name not in self._methods:
+            raise unknown("method", name, self._methods, "A method of your own: --plugin FILE.")
+        return self._methods[name]
+
+    def names(self) -> list[str]:
+        return list(self._methods)
+
+
+def _methods_of(module: ModuleType) -> Iterator[type[Method]]:
+    """The concrete methods defined (not merely imported) in a module."""
+    for value in vars(module).values():
+        if (
+            isinstance(value, type)
+            and issubclass(value, Method)
+            and value.__module__ == module.__name__
+            and "name" in vars(value)
+        ):
+            yield value
+
+
+@cache
+def registry() -> Registry:
+    """The registry of this process, filled at first use."""
+    found = Registry()
+    package = importlib.import_module("fedprompt.methods")
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            for method in _methods_of(module):
+                found.add(method, module.__name__)
+    for point in entry_points(group=GROUP):
+        found.add(point.load(), f"entry point {point.name!r}")
+    return found
+
+
+def load_plugin(path: str | Path) -> list[str]:
+    """Register the methods of one Python file; returns their names."""
+    file = Path(path).resolve()
+    name = f"fedprompt_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file) if file.suffix == ".py" and file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise UserError(f"plugin {str(path)!r} is not a Python file that can be read.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises, said in one line with its place
+        raise UserError(f"plugin {str(path)!r} failed to import: {type(error).__name__}: {error}") from error
+    methods = list(_methods_of(module))
+    if not methods:
+        raise UserError(f"plugin {str(path)!r} defines no subclass of fedprompt.methods.Method with a name.")
+    for method in methods:
+        registry().add(method, str(path))
+    return [method.name for method in methods]

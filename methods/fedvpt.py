@@ -1,0 +1,27 @@
+"""FedVPT: one shallow prompt, averaged by the server; each client keeps its own head."""
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.backbone import shallow
+from fedprompt.harness.batch import Batch
+from fedprompt.methods._contract import State
+from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
+
+
+class FedVPT(HeadedMethod):
+    name = "fedvpt"
+    title = "FedVPT"
+    paper = "Jia et al., Visual Prompt Tuning (ECCV 2022), federated as in pFedPG (ICCV 2023)"
+    payload_formula = "T*d each way (+ C*d + C with a global head)"
+    needs = frozenset({"images", "prompts"})
+    Params = PromptParams
+
+    def prompt_floats(self) -> int:
+        return int(self.params.length) * self.backbone.width
+
+    def init_prompts(self, rng: torch.Generator) -> State:
+        return {"prompt": prompt_init((self.params.length, self.backbone.width), self.backbone.patch_size, rng)}
+
+    def features(self, theta: State, batch: Batch) -> Tensor:
+        return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(theta["prompt"]))))

@@ -1,0 +1,41 @@
+"""FedVPT-D: FedVPT with a prompt of its own for every block."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.backbone import deep
+from fedprompt.harness.batch import Batch
+from fedprompt.harness.fields import option
+from fedprompt.methods._contract import State
+from fedprompt.methods._headed import PromptParams, prompt_init
+from fedprompt.methods.fedvpt import FedVPT
+
+
+@dataclass(frozen=True)
+class DeepParams(PromptParams):
+    depth: int = option(0, "prompted blocks, from the first on; 0 means all", low=0, paper="all")
+    after_depth: str = option("propagate", "prompt rows after the last prompted block", choices=("propagate", "drop"))
+
+
+class FedVPTDeep(FedVPT):
+    name = "fedvpt-d"
+    title = "FedVPT-D"
+    payload_formula = "L*T*d each way (+ C*d + C with a global head)"
+    Params = DeepParams
+
+    @property
+    def depth(self) -> int:
+        return min(self.params.depth or self.backbone.depth, self.backbone.depth)
+
+    def prompt_floats(self) -> int:
+        return self.depth * super().prompt_floats()
+
+    def init_prompts(self, rng: torch.Generator) -> State:
+        shape = (self.depth, self.params.length, self.backbone.width)
+        return {"prompts": prompt_init(shape, self.backbone.patch_size, rng)}
+
+    def features(self, theta: State, batch: Batch) -> Tensor:
+        edit = deep(batch.rows(theta["prompts"]), after_depth=self.params.after_depth)
+        return batch.pad(self.backbone.cls(batch.images, edit))

@@ -1,0 +1,13 @@
+"""Head-Tune+FT: Head-Tune whose global head every client fine-tunes before evaluation. A control.
+
+Most of the published gap between Head-Tune and prompt methods at few classes a client may be the head, not the prompts.
+"""
+
+from fedprompt.methods.head_tune import HeadTune
+
+
+class HeadTuneFT(HeadTune):
+    name = "head-tune-ft"
+    title = "Head-Tune+FT (control)"
+    paper = "control: a personal head without prompts"
+    head_mode = "global_then_ft"
