@@ -2,6 +2,7 @@
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition, make_partition
+from fedprompt.datasets._plot import plot_partition
 from fedprompt.datasets._registry import dataset_names, load_dataset
 from fedprompt.datasets._spec import PartitionSpec, parse_partition
 
@@ -13,4 +14,5 @@ __all__ = [
     "load_dataset",
     "make_partition",
     "parse_partition",
+    "plot_partition",
 ]

@@ -16,6 +16,7 @@ from fedprompt.datasets._splits import Split
 from fedprompt.harness.errors import UserError, unknown
 from fedprompt.harness.rng import numpy_rng
 
+TRIES = 100  # draws of a Dirichlet partition before we say that it does not fit
 Unseen = Literal["none", "half", "last_half"]
 
 
@@ -34,16 +35,12 @@ class PartitionSpec:
         for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0)):
             value = getattr(self, name, None)
             if value is not None and value < least:
-                raise UserError(
-                    f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}"
-                )
+                raise UserError(f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}")
         alpha = getattr(self, "alpha", 1.0)
         if not 0 < alpha < np.inf:
             raise UserError(f"partition {self.kind!r}: alpha={alpha} must be a finite number above 0")
         if self.unseen != "none" and self.clients == 1:
-            raise UserError(
-                f"partition {self.kind!r}: unseen={self.unseen} needs at least 2 clients, got clients=1"
-            )
+            raise UserError(f"partition {self.kind!r}: unseen={self.unseen} needs at least 2 clients, got clients=1")
 
     def __str__(self) -> str:
         """Required keys, then ``clients``, then whatever differs from its default."""
@@ -111,7 +108,76 @@ class Classes(PartitionSpec):
         return _splits.by_classes(dataset, self.clients, self.s, numpy_rng(seed, "partition", "classes"))
 
 
-KINDS: dict[str, type[PartitionSpec]] = {kind.kind: kind for kind in (Domains, Classes)}
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(PartitionSpec):
+    """Each class is shared out by Dir(alpha), train and test alike, until all clients have ``min_size`` of both."""
+
+    kind = "dirichlet"
+    example = "dirichlet:alpha=0.5,clients=100"
+    clients: int = 100
+    alpha: float
+    min_size: int = 10
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        everything = np.ones(len(dataset.labels), bool)
+        return _retry_dirichlet(self, dataset, everything, seed, f"all of {dataset.name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainDirichlet(PartitionSpec):
+    """Each domain is shared out by Dir(alpha) among ``clients`` clients of its own."""
+
+    kind = "domain-dirichlet"
+    example = "domain-dirichlet:alpha=0.3,clients=5"
+    clients: int = 5  # of every domain
+    alpha: float
+    min_size: int = 2
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        domains = np.asarray(dataset.domains)
+        train, test = [], []
+        for number, name in enumerate(dataset.domain_names):
+            part = _retry_dirichlet(self, dataset, domains == number, seed, f"domain {name!r}", number)
+            train += part[0]
+            test += part[1]
+        return train, test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disjoint(PartitionSpec):
+    """No two clients share a class.
+
+    ``balanced`` groups differ by at most one class; ``public`` is the rule of the published code: round(classes /
+    clients) a client and what remains for the last.
+    """
+
+    kind = "disjoint"
+    example = "disjoint:clients=10"
+    clients: int = 10
+    rule: Literal["balanced", "public"] = "balanced"
+
+    def split(self, dataset: Dataset, seed: int) -> Split:
+        count = dataset.num_classes
+        size = round(count / self.clients)
+        if self.clients > count:
+            raise UserError(
+                f"partition '{self}': clients={self.clients} but {dataset.name!r} has {count} classes; "
+                f"use clients=1..{count}"
+            )
+        if self.rule == "public" and not 0 < size * (self.clients - 1) < count:
+            raise UserError(
+                f"partition '{self}': {size} classes a client leave none of {count} for the last one; "
+                "use rule=balanced or fewer clients"
+            )
+        order = numpy_rng(seed, "partition", "disjoint", "classes").permutation(count)
+        cuts = size * np.arange(1, self.clients) if self.rule == "public" else self.clients
+        groups = np.array_split(order, cuts)
+        return _splits.by_disjoint_classes(dataset, groups, numpy_rng(seed, "partition", "disjoint", "rows"))
+
+
+KINDS: dict[str, type[PartitionSpec]] = {
+    kind.kind: kind for kind in (Domains, Classes, Dirichlet, Disjoint, DomainDirichlet)
+}
 
 
 def parse_partition(text: str) -> PartitionSpec:
@@ -130,9 +196,7 @@ def parse_partition(text: str) -> PartitionSpec:
         if not equals or key in values:
             raise UserError(f"partition {text!r}: write {key}=VALUE once, for example {kind.example}")
         values[key] = _read_value(text, key, value, fields[key].type)
-    missing = [
-        key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in values
-    ]
+    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in values]
     if missing:
         raise UserError(f"partition {text!r} lacks {missing[0]}=; for example {kind.example}")
     return kind(**values)
@@ -159,3 +223,26 @@ def _read_value(text: str, key: str, value: str, annotation: Any) -> int | float
     except ValueError:
         kind = "a number" if number is float else "a whole number"
         raise UserError(f"partition {text!r}: {key}={value!r} is not {kind}") from None
+
+
+def _retry_dirichlet(
+    spec: Dirichlet | DomainDirichlet,
+    dataset: Dataset,
+    where: np.ndarray,
+    seed: int,
+    what: str,
+    *key: int,
+) -> Split:
+    """Draw until every client has ``min_size`` train and test images; every try has a generator of its own."""
+    for attempt in range(TRIES):
+        rng = numpy_rng(seed, "partition", spec.kind, *key, attempt)
+        split = _splits.by_dirichlet(dataset, where, spec.clients, spec.alpha, rng)
+        sizes = np.array([[len(rows) for rows in part] for part in split])
+        if sizes.min() >= spec.min_size:
+            return split
+    part, client = np.unravel_index(sizes.argmin(), sizes.shape)
+    raise UserError(
+        f"partition '{spec}': after {TRIES} draws over {what} client {client} still has {sizes.min()} "
+        f"{('train', 'test')[part]} images, min_size={spec.min_size}; use fewer clients, a larger alpha or a "
+        "smaller min_size"
+    )

@@ -16,9 +16,7 @@ Split = tuple[Rows, Rows]  # train and test rows of every client
 def by_class(dataset: Dataset, where: np.ndarray, rng: np.random.Generator) -> Rows:
     """The rows of every class within the mask ``where``, each list in random order."""
     labels = np.asarray(dataset.labels)
-    return [
-        rng.permutation(np.flatnonzero(where & (labels == label))) for label in range(dataset.num_classes)
-    ]
+    return [rng.permutation(np.flatnonzero(where & (labels == label))) for label in range(dataset.num_classes)]
 
 
 def gather(parts: Iterable[Rows]) -> Rows:
@@ -100,3 +98,35 @@ def _take_shares(rows: Rows, picks: list[list[tuple[int, float]]]) -> Rows:
             pieces.append(rows[label][begin : used[label]])
         parts.append(pieces)
     return gather(parts)
+
+
+def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator) -> Split:
+    """Every client gets all images of its own group of classes."""
+    is_test = np.asarray(dataset.is_test)
+    lists = (by_class(dataset, where, rng) for where in (~is_test, is_test))
+    train, test = (gather([[rows[label] for label in group] for group in groups]) for rows in lists)
+    return train, test
+
+
+def by_dirichlet(dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Split:
+    """Cut the rows of ``where`` class by class with shares from Dir(alpha), the same for train and test.
+
+    A client that already holds its even part of the train images gets nothing of the classes that follow.
+    """
+    is_test = np.asarray(dataset.is_test)
+    train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))
+    even = sum(map(len, train_rows)) / clients
+    train: list[Rows] = [[] for _ in range(clients)]
+    test: list[Rows] = [[] for _ in range(clients)]
+    held = np.zeros(clients)
+    for label in range(dataset.num_classes):
+        share = rng.dirichlet(np.full(clients, alpha)) * (held < even)
+        if not share.sum() > 0:  # a tiny alpha can put everything on clients that are full (or underflow)
+            share = (held < even).astype(float) if (held < even).any() else np.ones(clients)
+        ends = np.cumsum(share) / share.sum()
+        ends /= ends[-1]
+        for parts, rows in ((train, train_rows[label]), (test, test_rows[label])):
+            for part, piece in zip(parts, np.split(rows, (ends[:-1] * len(rows)).astype(int)), strict=True):
+                part.append(piece)
+        held += np.diff((ends * len(train_rows[label])).astype(int), prepend=0)
+    return gather(train), gather(test)

@@ -16,6 +16,11 @@ from fedprompt.harness.errors import UserError
         ),
         ("classes:s=10", "classes:s=10,clients=100"),
         ("classes:clients=20,s=5,shots=16", "classes:s=5,clients=20,shots=16"),
+        ("dirichlet:alpha=.50", "dirichlet:alpha=0.5,clients=100"),
+        ("dirichlet:alpha=1,clients=20,min_size=2", "dirichlet:alpha=1.0,clients=20,min_size=2"),
+        ("disjoint:", "disjoint:clients=10"),
+        ("disjoint:rule=public", "disjoint:clients=10,rule=public"),
+        ("domain-dirichlet:alpha=0.3,clients=5", "domain-dirichlet:alpha=0.3,clients=5"),
     ],
 )
 def test_text_is_canonical(text: str, canonical: str) -> None:
@@ -40,6 +45,9 @@ def test_text_is_canonical(text: str, canonical: str) -> None:
         ("classes:s=10,clients=0", "clients=0 is too small"),
         ("classes:s=10,shots=-1", "shots=-1 is too small; it must be at least 0"),
         ("domains:m=1,assignment=cyclical", "did you mean 'cyclic'? allowed: cyclic, random_regular"),
+        ("dirichlet:alpha=0,clients=5", "alpha=0.0 must be a finite number above 0"),
+        ("dirichlet:alpha=nan", "alpha=nan must be a finite number above 0"),
+        ("dirichlet:alpha=x", "alpha='x' is not a number"),
         ("classes:s=10,clients=1,unseen=half", "needs at least 2 clients"),
     ],
 )

@@ -1,0 +1,200 @@
+"""Promises of every partition, over random sizes, classes, clients and parameters."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
+from fedprompt.datasets.testing import tiny_dataset
+from fedprompt.harness.errors import UserError
+
+seeds = st.integers(0, 2**32)
+few = settings(max_examples=40, deadline=None)
+
+
+def ragged_dataset(seed: int, classes: int, domains: int, rows: int) -> Dataset:
+    """Random labels, domains and splits, with at least two images of each split in every class and domain."""
+    rng = np.random.default_rng(seed)
+    base = tiny_dataset(classes, domains, 2, 2)
+    labels = np.concatenate([base.labels, rng.integers(classes, size=rows)])
+    where = np.concatenate([base.domains, rng.integers(domains, size=rows)])
+    is_test = np.concatenate([base.is_test, rng.random(rows) < 0.3])
+    images = np.zeros((len(labels), 3, 1, 1), np.uint8)
+    return Dataset("ragged", images, labels, where, is_test, base.class_names, base.domain_names, "")
+
+
+datasets = st.builds(
+    ragged_dataset, seeds, classes=st.integers(1, 9), domains=st.integers(1, 5), rows=st.integers(0, 400)
+)
+
+
+def partition_or_skip(text: str, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
+    try:
+        return make_partition(parse_partition(text), dataset, seed, val_fraction)
+    except UserError:
+        assume(False)
+        raise
+
+
+def check_disjoint(partition: Partition, dataset: Dataset, exhaustive: bool) -> None:
+    train = np.concatenate([*partition.train, *partition.val])
+    test = np.concatenate(partition.test)
+    assert len(np.unique(train)) == len(train)
+    assert len(np.unique(test)) == len(test)
+    assert not dataset.is_test[train].any()
+    assert dataset.is_test[test].all()
+    if exhaustive:
+        assert len(train) + len(test) == len(dataset.labels)
+
+
+def counts(rows: np.ndarray, dataset: Dataset) -> np.ndarray:
+    return np.bincount(dataset.labels[rows], minlength=dataset.num_classes)
+
+
+@few
+@given(datasets, seeds, st.data(), st.sampled_from(["cyclic", "random_regular"]), st.integers(1, 2))
+def test_domains(dataset: Dataset, seed: int, data: st.DataObject, assignment: str, multiple: int) -> None:
+    count = len(dataset.domain_names)
+    m = data.draw(st.integers(1, count))
+    text = f"domains:m={m},clients={multiple * count},assignment={assignment}"
+    partition = partition_or_skip(text, dataset, seed)
+    check_disjoint(partition, dataset, exhaustive=True)
+    for rows in partition.train:
+        assert len(np.unique(dataset.domains[rows])) <= m
+    for domain in range(count):
+        held = [rows[dataset.domains[rows] == domain] for rows in partition.train]
+        parts = [rows for rows in held if len(rows)]
+        assert len(parts) <= m * multiple
+        sizes = [counts(rows, dataset) for rows in parts]
+        if len(parts) == m * multiple:  # else the domain has fewer images than holders
+            assert np.ptp([size.sum() for size in sizes]) <= 1
+            assert np.ptp(sizes, axis=0).max() <= 1
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 6])
+def test_random_regular_graphs_are_regular_and_depend_on_the_seed(m: int) -> None:
+    dataset = tiny_dataset()
+    spec = parse_partition(f"domains:m={m},assignment=random_regular")
+    seen = set()
+    for seed in range(5):
+        held = np.array(
+            [np.bincount(dataset.domains[r], minlength=6) > 0 for r in make_partition(spec, dataset, seed).train]
+        )
+        assert (held.sum(axis=0) == m).all()
+        assert (held.sum(axis=1) == m).all()
+        seen.add(held.tobytes())
+    assert len(seen) == (1 if m == 6 else 5)
+
+
+@few
+@given(datasets, seeds, st.data())
+def test_classes(dataset: Dataset, seed: int, data: st.DataObject) -> None:
+    s = data.draw(st.integers(1, dataset.num_classes))
+    step = dataset.num_classes // np.gcd(s, dataset.num_classes)
+    clients = step * data.draw(st.integers(1, 3))
+    partition = partition_or_skip(f"classes:s={s},clients={clients}", dataset, seed)
+    check_disjoint(partition, dataset, exhaustive=False)
+    slots = s * clients // dataset.num_classes
+    total = [counts(np.flatnonzero(dataset.is_test == split), dataset) for split in (False, True)]
+    for train, test in zip(partition.train, partition.test, strict=True):
+        assert (counts(train, dataset) > 0).sum() <= s
+        share = [counts(rows, dataset) / whole for rows, whole in ((train, total[0]), (test, total[1]))]
+        # equal shares up to flooring, of which a class met twice has two
+        assert (np.abs(share[0] - share[1]) <= 2 / np.minimum(*total) + 1e-9).all()
+    for whole, parts in zip(total, (partition.train, partition.test), strict=True):
+        used = sum(counts(rows, dataset) for rows in parts)
+        assert (used <= whole).all()
+        assert (used > whole - slots - 1e-9).all()  # flooring leaves less than one image a slot
+
+
+@few
+@given(datasets, seeds, st.floats(0.05, 100), st.integers(1, 6), st.integers(1, 4))
+def test_dirichlet(dataset: Dataset, seed: int, alpha: float, clients: int, min_size: int) -> None:
+    text = f"dirichlet:alpha={alpha},clients={clients},min_size={min_size}"
+    partition = partition_or_skip(text, dataset, seed)
+    check_disjoint(partition, dataset, exhaustive=True)
+    assert min(map(len, partition.train + partition.test)) >= min_size
+    total = [counts(np.flatnonzero(dataset.is_test == split), dataset) for split in (False, True)]
+    for train, test in zip(partition.train, partition.test, strict=True):
+        apart = np.abs(counts(train, dataset) / total[0] - counts(test, dataset) / total[1])
+        assert (apart <= 1 / total[0] + 1 / total[1] + 1e-9).all()
+
+
+@few
+@given(datasets, seeds, st.floats(0.1, 10), st.integers(1, 3))
+def test_domain_dirichlet(dataset: Dataset, seed: int, alpha: float, clients: int) -> None:
+    text = f"domain-dirichlet:alpha={alpha},clients={clients},min_size=1"
+    partition = partition_or_skip(text, dataset, seed)
+    check_disjoint(partition, dataset, exhaustive=True)
+    assert partition.num_clients == clients * len(dataset.domain_names)
+    for client, rows in enumerate(partition.train):
+        assert set(dataset.domains[rows]) == {client // clients}
+
+
+@few
+@given(datasets, seeds, st.data())
+def test_disjoint(dataset: Dataset, seed: int, data: st.DataObject) -> None:
+    clients = data.draw(st.integers(1, dataset.num_classes))
+    partition = partition_or_skip(f"disjoint:clients={clients}", dataset, seed)
+    check_disjoint(partition, dataset, exhaustive=True)
+    held = [set(dataset.labels[rows]) for rows in partition.train]
+    assert held == [set(dataset.labels[rows]) for rows in partition.test]
+    assert sorted(label for labels in held for label in labels) == list(range(dataset.num_classes))
+    assert np.ptp([len(labels) for labels in held]) <= 1
+
+
+@pytest.mark.parametrize(("classes", "sizes"), [(37, [4] * 9 + [1]), (47, [5] * 9 + [2]), (102, [10] * 9 + [12])])
+def test_the_public_disjoint_rule_is_not_even(classes: int, sizes: list[int]) -> None:
+    dataset = tiny_dataset(classes, 1, 2, 1)
+    partition = make_partition(parse_partition("disjoint:clients=10,rule=public"), dataset, 0)
+    assert [len(set(dataset.labels[rows])) for rows in partition.train] == sizes
+
+
+PARTITIONS = {
+    "domains:m=2": "a2ad80f26f13",
+    "domains:m=2,assignment=random_regular,shots=3": "fbcf09231e8f",
+    "classes:s=5,clients=8": "ba171aad475f",
+    "dirichlet:alpha=0.5,clients=10": "1ebe7ff4af1e",
+    "disjoint:clients=5,shots=4": "74c12bc7672d",
+    "domain-dirichlet:alpha=0.3,clients=3,unseen=half": "85ef67be076c",
+}
+
+
+@pytest.mark.parametrize("text", PARTITIONS)
+def test_same_key_same_bits_other_seed_other_rows(text: str) -> None:
+    dataset = tiny_dataset()
+    hashes = [make_partition(parse_partition(text), dataset, seed, 0.1).hash for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize("text", PARTITIONS)
+def test_partitions_are_pinned(text: str) -> None:
+    """Published records carry these hashes: a change here is a change of every result."""
+    assert make_partition(parse_partition(text), tiny_dataset(), 0, 0.1).hash[:12] == PARTITIONS[text]
+
+
+@few
+@given(datasets, seeds, st.floats(0.05, 0.9), st.integers(0, 5), st.integers(1, 3))
+def test_validation_and_shots(dataset: Dataset, seed: int, fraction: float, shots: int, clients: int) -> None:
+    text = f"disjoint:clients={clients},shots={shots}"
+    partition = partition_or_skip(text, dataset, seed, fraction)
+    check_disjoint(partition, dataset, exhaustive=False)
+    for train, val in zip(partition.train, partition.val, strict=True):
+        assert len(train) >= 1
+        assert len(val) >= 1
+        own = counts(train, dataset) + counts(val, dataset)
+        assert not shots or own.max() <= shots
+        ideal = own * len(val) / own.sum()
+        assert (np.abs(counts(val, dataset) - ideal) <= 1).all()
+
+
+def test_an_impossible_dirichlet_ends_with_a_line_that_names_the_client() -> None:
+    with pytest.raises(UserError, match=r"client \d+ still has \d test images, min_size=10; use fewer clients"):
+        make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 5), 0)
+
+
+def test_a_tiny_alpha_still_gives_every_image_to_somebody() -> None:
+    dataset = tiny_dataset(10, 1, 50, 20)
+    partition = make_partition(parse_partition("dirichlet:alpha=1e-6,clients=3,min_size=1"), dataset, 0)
+    check_disjoint(partition, dataset, exhaustive=True)
