@@ -1,0 +1,122 @@
+"""The embedded data sets: glyphs drawn from matplotlib's fonts, 32 by 32, rendered once and cached.
+
+``glyph-domains`` has 10 classes in 6 styles, ``glyph-100`` has 100 classes in one varied style, and
+``glyph-pretrain`` has the classes, disjoint from both, that the micro-vit backbone was trained on.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from rich.console import Console
+from rich.progress import track
+
+from fedprompt.datasets import _glyph_classes as classes
+from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._glyph_fonts import SIZE, fonts_hash, masks
+from fedprompt.datasets._glyph_styles import STYLES, Style, two_colours
+from fedprompt.datasets._store import cache_dir, open_store, write_store
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.rng import torch_rng
+
+VERSION = 1  # raise when the drawing code changes, so that old caches are not taken for new
+SEEN_STYLES = ("print", "photo", "poster")  # what micro-vit was pretrained on; the other styles are shifts for it
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that decides the pixels of a set, together with VERSION and the fonts."""
+
+    name: str
+    chars: str
+    styles: tuple[str, ...]
+    train: int  # images a class and style
+    test: int
+    seed: int = 0
+
+
+def colour(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """The style of glyph-100: one random colour on another, with noise."""
+    ink, paper = two_colours(len(mask), rng, gap=0.35)
+    scene = mask * ink + (1 - mask) * paper
+    return scene + 0.08 * torch.randn(scene.shape, generator=rng)
+
+
+DRAW: dict[str, Style] = {**STYLES, "colour": colour}
+DOMAINS = Spec("glyph-domains", classes.DOMAINS, tuple(STYLES), train=60, test=30)
+HUNDRED = Spec("glyph-100", classes.HUNDRED, ("colour",), train=50, test=25)
+PRETRAIN = Spec("glyph-pretrain", classes.PRETRAIN, SEEN_STYLES, train=36, test=4)
+
+
+def glyph_domains() -> Dataset:
+    return load(DOMAINS)
+
+
+def glyph_100() -> Dataset:
+    return load(HUNDRED)
+
+
+def glyph_pretrain() -> Dataset:
+    return load(PRETRAIN)
+
+
+def load(spec: Spec) -> Dataset:
+    """The set from the cache; drawn anew when it is missing, truncated or altered."""
+    key = json.dumps([VERSION, fonts_hash(), asdict(spec)])
+    folder = cache_dir() / f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    try:
+        return open_store(folder, verify=True)
+    except UserError:
+        return write_store(folder, spec.name, render(spec), tuple(spec.chars), spec.styles)
+
+
+def render(spec: Spec) -> dict[str, np.ndarray]:
+    """Draw a set. Each class and style has its own generator, so no image depends on how many others there are."""
+    console = Console(stderr=True)
+    per = spec.train + spec.test
+    images, labels, domains = [], [], []
+    for label in track(
+        range(len(spec.chars)), f"drawing {spec.name}", console=console, disable=not sys.stderr.isatty(), transient=True
+    ):
+        drawn = torch.from_numpy(masks(spec.chars[label]))
+        for domain, style in enumerate(spec.styles):
+            images.append(draw(drawn, style, per, torch_rng(spec.seed, "data", spec.name, spec.chars[label], style)))
+            labels.append(np.full(per, label))
+            domains.append(np.full(per, domain))
+    return {
+        "images": np.concatenate(images),
+        "labels": np.concatenate(labels).astype(np.int64),
+        "domains": np.concatenate(domains).astype(np.int64),
+        "is_test": np.tile(np.arange(per) >= spec.train, len(images)),
+    }
+
+
+def draw(drawn: torch.Tensor, style: str, n: int, rng: torch.Generator) -> np.ndarray:
+    """``n`` images of one character in one style, uint8 (n, 3, SIZE / 2, SIZE / 2), each with its own font and pose."""
+    font = torch.randint(len(drawn), (n,), generator=rng)
+    scene = DRAW[style](pose(drawn[font][:, None], rng), rng)
+    small = nnf.avg_pool2d(scene, 2)
+    return (small.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+
+
+def pose(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Random size, rotation, position and a slight wobble, as one resampling of the masks."""
+    n = len(mask)
+    angle, scale, ratio, x, y = torch.rand(5, n, generator=rng)
+    angle = (angle - 0.5) * 2 * math.radians(20)
+    size = 0.55 + 0.35 * scale  # share of the picture that the glyph's longer side takes
+    stretch = 1 + 0.2 * (ratio - 0.5)
+    room = 0.9 * (1 - size)
+    x, y = (2 * x - 1) * room, (2 * y - 1) * room
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    inverse = torch.stack([cos / stretch, sin / stretch, -sin * stretch, cos * stretch], 1).view(n, 2, 2) / size[:, None, None]
+    centre = torch.stack([x, y], 1)[:, :, None]
+    grid = nnf.affine_grid(torch.cat([inverse, -inverse @ centre], 2), [n, 1, SIZE, SIZE], align_corners=False)
+    wobble = 0.16 * (torch.rand(n, 2, 5, 5, generator=rng) - 0.5)
+    wobble = nnf.interpolate(wobble, size=(SIZE, SIZE), mode="bicubic", align_corners=True)
+    return nnf.grid_sample(mask, grid + wobble.permute(0, 2, 3, 1), align_corners=False)
