@@ -1,7 +1,7 @@
 """Evaluation: every client's accuracy on its own data, with no effect on what follows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,7 @@ class Record:
     correct: int
     total: int
     participated: bool  # took part in a round up to this one
+    unseen: bool = False  # kept out of training on purpose and adapted at the end
 
 
 def evaluate(
@@ -32,6 +33,17 @@ def evaluate(
     """Count correct predictions of ``clients`` (all members by default) in the current state."""
     chosen = federation.members if clients is None else clients
     return [record for group in federation.stacks(chosen) for record in _evaluate(federation, state, split, group)]
+
+
+def evaluate_unseen(
+    federation: Federation, state: FederationState, clients: Sequence[int], split: Split = "test"
+) -> list[Record]:
+    """Clients kept out of training: each adapts to the final server state, then is counted once."""
+    records = []
+    for group in federation.stacks(clients):
+        theta = adapt(federation, state, group, federation.protocol.epochs)
+        records += count_correct(federation, state, theta, group, split)
+    return [replace(record, unseen=True) for record in records]
 
 
 def adapt(federation: Federation, state: FederationState, clients: Sequence[int], epochs: int) -> State:

@@ -20,7 +20,7 @@ def option(
     paper: str = "",
     grid: Sequence[Any] = (),
 ) -> Any:
-    """A dataclass field. ``low``/``high`` are inclusive; ``grid`` is what tuning tries, the paper's where it names one."""
+    """A dataclass field. ``low``/``high`` are inclusive; ``grid`` is what tuning tries."""
     metadata = {
         "help": help,
         "low": low,
