@@ -136,8 +136,9 @@ def _block_rows(block: Block, tokens: Tensor, rows: int) -> Tensor:
 def _require_plain(vit: nn.Module, name: str) -> None:
     """Prompt rows sit after row 0 and blocks are taken apart, so the model must be what it seems."""
     plain = (
-        isinstance(vit, VisionTransformer)
+        type(vit) is VisionTransformer  # a subclass may add tokens, as the distilled DeiT does
         and vit.has_class_token
+        and vit.global_pool == "token"
         and vit.num_reg_tokens == 0
         and vit.pos_embed is not None
         and not vit.dynamic_img_size

@@ -1,0 +1,20 @@
+"""What every test gets: a cache of its own and one thread, so that numbers do not depend on the machine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prepared data and features of a test go to a folder of its own, whatever the user's settings are."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))
+    monkeypatch.delenv("FEDPROMPT_DATA", raising=False)
+    return folder
