@@ -53,6 +53,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # as tables print it
+    order: ClassVar[int] = 100  # place in tables: baselines first
     paper: ClassVar[str]
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch

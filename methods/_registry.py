@@ -46,7 +46,8 @@ class Registry:
         return self._methods[name]
 
     def names(self) -> list[str]:
-        return list(self._methods)
+        """In the order of tables."""
+        return sorted(self._methods, key=lambda name: (self._methods[name].order, name))
 
 
 def _methods_of(module: ModuleType) -> Iterator[type[Method]]:

@@ -12,6 +12,7 @@ from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
 class FedVPT(HeadedMethod):
     name = "fedvpt"
     title = "FedVPT"
+    order = 20
     paper = "Jia et al., Visual Prompt Tuning (ECCV 2022), federated as in pFedPG (ICCV 2023)"
     payload_formula = "T*d each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "prompts"})

@@ -22,6 +22,7 @@ class DeepParams(PromptParams):
 class FedVPTDeep(FedVPT):
     name = "fedvpt-d"
     title = "FedVPT-D"
+    order = 21
     payload_formula = "L*T*d each way (+ C*d + C with a global head)"
     Params = DeepParams
 

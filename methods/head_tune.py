@@ -12,6 +12,7 @@ class HeadTune(HeadedMethod):
 
     name = "head-tune"
     title = "Head-Tune"
+    order = 10
     paper = "baseline of pFedBayesPT (CIKM 2025), section 5"
     payload_formula = "C*d + C each way"
     needs = frozenset({"features"})

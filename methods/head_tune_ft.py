@@ -9,5 +9,6 @@ from fedprompt.methods.head_tune import HeadTune
 class HeadTuneFT(HeadTune):
     name = "head-tune-ft"
     title = "Head-Tune+FT (control)"
+    order = 12
     paper = "control: a personal head without prompts"
     head_mode = "global_then_ft"

@@ -6,6 +6,7 @@ from fedprompt.methods.head_tune import HeadTune
 class LocalHead(HeadTune):
     name = "local-head"
     title = "Local-Head (control)"
+    order = 11
     paper = "control: what a client reaches alone"
     payload_formula = "0"
     head_mode = "local"

@@ -1,0 +1,53 @@
+# `make` lists the targets. `make bench` and `make test` do their own set-up; a second call installs nothing.
+.DEFAULT_GOAL := help
+VENV ?= .venv
+PYTHON ?= python3
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.fedprompt-checkout
+QUIET := $(shell test -t 2 || echo --quiet)
+
+export MLFLOW_DISABLE_TELEMETRY := true
+
+# An environment given by VENV=... may hold another checkout: the stamp says which one is installed.
+ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help setup bench test ui perf lint typecheck clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo "  VENV=DIR reuses an environment (default .venv), WORKERS=N sets the processes of bench and test."
+
+setup: $(STAMP)  ## .venv with everything, versions from constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
+	@echo "installing into $(VENV) (a few minutes and about 6 GB the first time)"
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@printf '%s' "$(CURDIR)" > "$@"
+
+bench: setup  ## train the embedded suite, record it, write tables
+	"$(BIN)/fedprompt" bench embedded --workers $(WORKERS)
+
+test: setup lint typecheck  ## all tests, after lint and typecheck
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS)
+
+ui: setup  ## MLflow UI on 127.0.0.1:5000
+	"$(BIN)/mlflow" ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
+
+perf: setup  ## speed, side by side in one run
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf -o testpaths=tests/perf --benchmark-only --benchmark-columns=median,ops,rounds --benchmark-group-by=group --benchmark-sort=name
+
+lint: setup  ## ruff
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+
+typecheck: setup  ## mypy on an ordinary install of the three packages
+	@rm -rf build
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target build/typecheck .
+	MYPYPATH=build/typecheck "$(BIN)/mypy" -p fedprompt.methods -p fedprompt.datasets -p fedprompt.harness
+
+clean:  ## remove what make made, but no results
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
