@@ -1,17 +1,20 @@
 """Where a backbone's weights come from: the embedded file, a local file, timm's hub, or `random` by that word."""
 
 import hashlib
+import math
 import pickle
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.layers import resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
 
 from fedprompt.harness.backbone import FrozenViT
 from fedprompt.harness.errors import UserError, unknown
@@ -38,10 +41,9 @@ def backbone_spec(name: str, weights: str | None = None, image_size: int | None 
         raise unknown("backbone", name, [MICRO_VIT, *(n for n in known if n.startswith("vit_") and "patch" in n)][:60])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
     patch = _build(name, size, meta=True).patch_embed.patch_size[0]
-    if size % patch:
-        raise UserError(
-            f"image size {size} is not a multiple of the patch size {patch} of {name}; take {size // patch * patch}."
-        )
+    if size < patch or size % patch:
+        nearest = max(patch, size // patch * patch)
+        raise UserError(f"image size {size} is not a multiple of the patch size {patch} of {name}; take {nearest}.")
     return BackboneSpec(name, weights_identity(name, weights), size)
 
 
@@ -123,10 +125,7 @@ def _from_hub(spec: BackboneSpec) -> VisionTransformer:
 def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
     """Load strictly but for the class head, resampling positions to the image size."""
     if path.suffix == ".npz":
-        try:
-            vit.load_pretrained(str(path))
-        except (KeyError, ValueError, RuntimeError, AssertionError, zipfile.BadZipFile) as error:
-            raise UserError(f"weights {str(path)!r} do not fit {name} in timm's npz format: {error}.") from error
+        _load_npz(vit, path, name)
         return
     try:
         state = (
@@ -134,26 +133,60 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
             if path.suffix == ".safetensors"
             else torch.load(path, weights_only=True, map_location="cpu")
         )
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+        state = state.get("model", state.get("state_dict", state))
+        state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        AttributeError,  # a pickle of something that is no dictionary
+        pickle.UnpicklingError,
+        safetensors.SafetensorError,
+    ) as error:
         raise UserError(
-            f"weights {str(path)!r} are not a readable {path.suffix} file ({type(error).__name__})."
+            f"weights {str(path)!r} are not a readable {path.suffix} file of tensors by name ({type(error).__name__})."
         ) from error
-    state = state.get("model", state.get("state_dict", state))
     expected = vit.state_dict()
-    state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or unexpected:
-        raise UserError(
-            f"weights {str(path)!r} do not fit {name}: missing keys {_shorten(missing)}; "
-            f"unexpected keys {_shorten(unexpected)}."
-        )
-    state = checkpoint_filter_fn(state, vit)
+        raise _misfit(path, name, f"missing keys {_shorten(missing)}; unexpected keys {_shorten(unexpected)}")
+    if "pos_embed" in state:
+        state["pos_embed"] = _resampled(state["pos_embed"], vit)
     wrong = [
         f"{k} {tuple(state[k].shape)} for {tuple(v.shape)}" for k, v in expected.items() if state[k].shape != v.shape
     ]
     if wrong:
-        raise UserError(f"weights {str(path)!r} do not fit {name}: wrong shapes {_shorten(wrong)}.")
+        raise _misfit(path, name, f"wrong shapes {_shorten(wrong)}")
     vit.load_state_dict(state)
+
+
+def _load_npz(vit: VisionTransformer, path: Path, name: str) -> None:
+    """Google's layout by timm's reader, which would cut a deeper model and resample other patches without a word."""
+    try:
+        with np.load(path) as file:
+            extra = sorted(key for key in file.files if f"/encoderblock_{len(vit.blocks)}/" in key)
+            kernels = {key: file[key].shape[:2] for key in file.files if key.endswith("embedding/kernel")}
+        if extra:
+            raise _misfit(path, name, f"unexpected keys {_shorten(extra)}")
+        wrong = [f"{key} for patches of {size}" for key, size in kernels.items() if size != vit.patch_embed.patch_size]
+        if wrong:
+            raise _misfit(path, name, f"wrong shapes {_shorten(wrong)}")
+        vit.load_pretrained(str(path))
+    except (OSError, KeyError, ValueError, EOFError, RuntimeError, AssertionError, zipfile.BadZipFile) as error:
+        raise _misfit(path, name, f"as Google's npz: {error}") from error
+
+
+def _resampled(positions: torch.Tensor, vit: VisionTransformer) -> torch.Tensor:
+    """Positions of a square grid for the model's grid; whatever else is left for the check of shapes."""
+    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    fits = positions.shape == vit.pos_embed.shape
+    if fits or positions.dim() != 3 or math.isqrt(positions.shape[1] - prefix) ** 2 != positions.shape[1] - prefix:
+        return positions
+    return resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=prefix)
+
+
+def _misfit(path: Path, name: str, why: str) -> UserError:
+    return UserError(f"weights {str(path)!r} do not fit {name}: {' '.join(why.split())}.")
 
 
 def _shorten(names: list[str], most: int = 5) -> str:
