@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples everywhere, and no failure because a machine is busy.
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True, scope="session")

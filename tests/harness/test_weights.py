@@ -1,6 +1,7 @@
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ def random_micro(**options: Any) -> FrozenViT:
     return load_backbone(backbone_spec(MICRO, "random", **options))
 
 
+@cache
+def _shapes() -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in random_micro().vit.state_dict().items()}
+
+
 def trained_state() -> dict[str, Tensor]:
     """A state of micro-vit's shapes in which no two numbers are alike."""
     rng = torch.Generator().manual_seed(5)
-    state = random_micro().vit.state_dict()
-    return {name: torch.randn(value.shape, generator=rng) for name, value in state.items()}
+    return {name: torch.randn(shape, generator=rng) for name, shape in _shapes().items()}
 
 
 def load(path: Path, **options: Any) -> FrozenViT:
