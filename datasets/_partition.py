@@ -5,6 +5,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Partition:
             raise UserError(f"partition file {path} does not match its hash; make it again")
         return partition
 
-    def _flat(self) -> dict[str, np.ndarray]:
+    def _flat(self) -> dict[str, Any]:
         flat = {"unseen": np.array(self.unseen, np.int64)}
         for name in SPLITS:
             rows: tuple[np.ndarray, ...] = getattr(self, name)
@@ -117,9 +118,7 @@ def _unseen(spec: PartitionSpec, clients: int, seed: int) -> tuple[int, ...]:
     if spec.unseen == "none":
         return ()
     if clients < 2:
-        raise UserError(
-            f"partition '{spec}': unseen={spec.unseen} needs at least 2 clients, the data give {clients}"
-        )
+        raise UserError(f"partition '{spec}': unseen={spec.unseen} needs at least 2 clients, the data give {clients}")
     order = np.arange(clients)
     if spec.unseen == "half":
         order = numpy_rng(seed, "partition", "unseen").permutation(clients)

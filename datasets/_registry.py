@@ -1,77 +1,184 @@
-"""Data sets by name: the ones that ship with the suite and those of installed packages."""
+"""Data sets by name: the ones that ship with the suite, a user's folder, and those of installed packages."""
 
+import hashlib
+import os
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._store import cache_dir, open_store, write_store
+from fedprompt.datasets._images import to_array, with_progress
+from fedprompt.datasets._layouts import user_folder
+from fedprompt.datasets._listing import MissingDataError, image_files
+from fedprompt.datasets._prepare import Report, build_store
+from fedprompt.datasets._sources import SOURCES, Source
+from fedprompt.datasets._store import cache_dir, new_store, open_store, read_meta, write_images, write_rest
 from fedprompt.harness.errors import UserError, unknown
 
 GROUP = "fedprompt.datasets"
-Loader = Callable[[Path | None], Dataset]
-
-
-def _glyph_domains(root: Path | None) -> Dataset:  # noqa: ARG001
-    from fedprompt.datasets.glyphs import glyph_domains
-
-    return glyph_domains()
-
-
-def _glyph_100(root: Path | None) -> Dataset:  # noqa: ARG001
-    from fedprompt.datasets.glyphs import glyph_100
-
-    return glyph_100()
-
-
-BUILT_IN: dict[str, Loader] = {"glyph-domains": _glyph_domains, "glyph-100": _glyph_100}
+FOLDER = "folder:"
+EMBEDDED = {
+    "glyph-domains": "10 glyph classes in 6 styles, drawn on first use",
+    "glyph-100": "100 glyph classes, drawn on first use",
+}
+Loader = Callable[[Path | None], Dataset]  # what an entry point names: from the user's root to the data set
 
 
 def dataset_names() -> list[str]:
-    """Every name that :func:`load_dataset` knows, sorted."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    """Every name that :func:`load_dataset` knows, sorted; ``folder:PATH`` comes on top."""
+    return sorted({*EMBEDDED, *SOURCES, *_outside()})
+
+
+def describe_dataset(name: str) -> str:
+    """One line: what it is, or which files it needs."""
+    if name in SOURCES:
+        source = SOURCES[name]
+        return f"{source.classes:,} classes; needs {source.layout}{f' from {source.home}' if source.home else ''}"
+    if name in EMBEDDED:
+        return EMBEDDED[name]
+    return f"from an installed package ({_outside()[name].value})"
 
 
 def load_dataset(name: str, *, root: Path | None = None, image_size: int | None = None) -> Dataset:
     """Open a data set at ``image_size`` (None: its own), prepared on first use and mapped from disk later.
 
-    ``root`` is the folder with the downloaded files; it is not needed once the data set is prepared.
+    ``root`` (or $FEDPROMPT_DATA) is the folder with the downloaded files; once prepared it is not needed.
     """
-    dataset = _loader(name)(root)
-    if image_size is None or image_size == dataset.image_size:
-        return dataset
-    if image_size < 1:
+    if image_size is not None and image_size < 1:
         raise UserError(f"image_size={image_size} must be at least 1")
-    return resized(dataset, image_size)
+    dataset = _load(name, root)
+    return dataset if image_size in (None, dataset.image_size) else _resized(dataset, image_size)
 
 
-def _loader(name: str) -> Loader:
-    if name in BUILT_IN:
-        return BUILT_IN[name]
+def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Report:
+    """Check or fetch the files of a data set and write its store anew.
+
+    With unreadable files and without ``skip_bad`` nothing is written: the report lists them and has no dataset.
+    """
+    if name.startswith(FOLDER):
+        folder = _user_path(name)
+        print_of = _fingerprint(folder)
+        return build_store(name, user_folder(folder), str(folder), _store_of(name), skip_bad, print_of)
+    source = _public_source(name)
+    root = _root(root)
+    if root is None:
+        raise UserError(f"{name}: say where its files are or shall go: fedprompt prepare {name} --root DIR")
+    try:
+        listing = source.listing(root)
+    except MissingDataError:
+        if not (download and source.downloads):
+            raise
+        source.fetch(root)
+        listing = source.listing(root)
+    return build_store(name, listing, str(source.find(root).resolve()), _store_of(name), skip_bad)
+
+
+def _load(name: str, root: Path | None) -> Dataset:
+    if name in EMBEDDED:
+        from fedprompt.datasets import glyphs
+
+        return glyphs.glyph_domains() if name == "glyph-domains" else glyphs.glyph_100()
+    if name in _outside():
+        loader: Loader = _outside()[name].load()
+        return loader(root)
+    store = _store_of(name)
+    if name.startswith(FOLDER):
+        current = _fingerprint(_user_path(name))
+        if (store / "meta.json").exists() and read_meta(store)["fingerprint"] == current:
+            return open_store(store)
+    else:
+        source = _public_source(name)
+        root = _root(root)
+        if (store / "meta.json").exists():
+            _check_same_source(source, root, store)
+            return open_store(store)
+        if root is None:
+            raise MissingDataError(
+                f"{name} is not prepared; run: fedprompt prepare {name} --root DIR (DIR holds or gets {source.layout})"
+            )
+    report = prepare(name, root, download=False)
+    if report.dataset is None:
+        path, reason = report.unreadable[0]
+        raise UserError(
+            f"{name}: {len(report.unreadable)} unreadable images, the first is {path} ({reason}); "
+            f"repair them or run: fedprompt prepare {name} --root {root or 'DIR'} --skip-bad"
+        )
+    return report.dataset
+
+
+def _outside() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
-        if point.name == name:
-            return point.load()
-    raise unknown("data set", name, dataset_names())
+        if point.name in found or point.name in EMBEDDED or point.name in SOURCES:
+            raise UserError(
+                f"two data sets are called {point.name!r}; one comes from {point.value}: rename or remove it"
+            )
+        found[point.name] = point
+    return found
 
 
-def resized(dataset: Dataset, size: int) -> Dataset:
+def _public_source(name: str) -> Source:
+    if name in SOURCES:
+        return SOURCES[name]
+    if name in EMBEDDED or name in _outside():
+        raise UserError(f"{name!r} needs no preparation; it is ready to use")
+    raise unknown("data set", name, dataset_names(), hint="A folder of your own: folder:PATH.")
+
+
+def _root(root: Path | None) -> Path | None:
+    named = os.environ.get("FEDPROMPT_DATA")
+    return root or (Path(named) if named else None)
+
+
+def _store_of(name: str) -> Path:
+    if name.startswith(FOLDER):
+        key = hashlib.sha256(str(_user_path(name)).encode()).hexdigest()[:16]
+        return cache_dir() / "datasets" / f"folder-{key}"
+    return cache_dir() / "datasets" / name
+
+
+def _user_path(name: str) -> Path:
+    return Path(name.removeprefix(FOLDER)).expanduser().resolve()
+
+
+def _fingerprint(folder: Path) -> str:
+    """Names, sizes and times of a user's own files, which may change between two runs."""
+    digest = hashlib.sha256()
+    for path in image_files(folder):
+        stat = path.stat()
+        digest.update(
+            f"{path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
+        )
+    return digest.hexdigest()
+
+
+def _check_same_source(source: Source, root: Path | None, store: Path) -> None:
+    """The store must come from the root that the caller names, if that holds the data set at all."""
+    try:
+        folder = str(source.find(root).resolve()) if root else None
+    except MissingDataError:
+        return
+    prepared = read_meta(store)["source"]
+    if folder and folder != prepared:
+        raise UserError(
+            f"{source.name} was prepared from {prepared}, not from {folder}; to replace it run: "
+            f"fedprompt prepare {source.name} --root {root}"
+        )
+
+
+def _resized(dataset: Dataset, size: int) -> Dataset:
     """The data set at another image size, from a store kept for this content and size."""
-    folder = cache_dir() / "resized" / f"{dataset.name}-{dataset.checksum[:16]}-{size}"
+    label = dataset.name.split(":")[0]
+    folder = cache_dir() / "resized" / f"{label}-{dataset.checksum[:16]}-{size}"
     if (folder / "meta.json").exists():
         return open_store(folder)
-    arrays = {key: np.asarray(getattr(dataset, key)) for key in ("labels", "domains", "is_test")}
-    arrays["images"] = resize_images(dataset.images, size)
-    return write_store(folder, dataset.name, arrays, dataset.class_names, dataset.domain_names)
-
-
-def resize_images(images: np.ndarray, size: int) -> np.ndarray:
-    """Bilinear with antialias, uint8 in and out; Pillow's integer arithmetic is the same on every machine."""
-    from PIL import Image
-
-    out = np.empty((len(images), 3, size, size), np.uint8)
-    for row, image in enumerate(images):
-        picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(image, 0, -1)))
-        out[row] = np.moveaxis(np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)), -1, 0)
-    return out
+    arrays = {"labels": dataset.labels, "domains": dataset.domains, "is_test": dataset.is_test}
+    with new_store(folder) as scratch:
+        images = with_progress(dataset.images, f"resizing {dataset.name} to {size} px", len(dataset.images))
+        pictures = (Image.fromarray(np.ascontiguousarray(np.moveaxis(image, 0, -1))) for image in images)
+        write_images(scratch, (to_array(picture, size)[None] for picture in pictures))
+        write_rest(scratch, dataset.name, arrays, dataset.class_names, dataset.domain_names)
+    return open_store(folder)

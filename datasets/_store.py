@@ -1,4 +1,4 @@
-"""The prepared store: one folder of plain .npy arrays and a meta.json with their checksums.
+"""The prepared store: one folder of plain .npy arrays and a meta.json with their checksum.
 
 A store is written beside its final place and renamed into it, so a folder with that name is whole.
 """
@@ -8,7 +8,11 @@ import json
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,6 +21,7 @@ from fedprompt.harness.errors import UserError
 
 ARRAYS = ("images", "labels", "domains", "is_test")
 VERSION = 1
+STALE = 24 * 3600  # seconds after which a half-written folder belongs to nobody any more
 
 
 def cache_dir() -> Path:
@@ -26,9 +31,7 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(base) / "fedprompt"
 
 
-def content_checksum(
-    arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]
-) -> str:
+def content_checksum(arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]) -> str:
     """SHA-256 over the arrays (shape, type and bytes) and the ordered names."""
     digest = hashlib.sha256(json.dumps([class_names, domain_names]).encode())
     for name in ARRAYS:
@@ -44,49 +47,118 @@ def write_store(
     arrays: dict[str, np.ndarray],
     class_names: tuple[str, ...],
     domain_names: tuple[str, ...],
+    **notes: Any,
 ) -> Dataset:
-    """Write a store for ``folder``, whole or not at all, and open it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """Write a store for ``folder``, whole or not at all, and open it. ``notes`` are kept in meta.json."""
+    with new_store(folder) as scratch:
+        write_images(scratch, [arrays["images"]])
+        write_rest(scratch, name, arrays, class_names, domain_names, **notes)
+    return open_store(folder)
+
+
+@contextmanager
+def new_store(folder: Path) -> Iterator[Path]:
+    """A scratch folder that takes the place of ``folder`` if the block completes it, and vanishes otherwise."""
     try:
-        for key in ARRAYS:
-            np.save(scratch / f"{key}.npy", arrays[key])
-        meta = {
-            "version": VERSION,
-            "name": name,
-            "class_names": class_names,
-            "domain_names": domain_names,
-            "checksum": content_checksum(arrays, class_names, domain_names),
-            "bytes": {key: (scratch / f"{key}.npy").stat().st_size for key in ARRAYS},
-        }
-        (scratch / "meta.json").write_text(json.dumps(meta, indent=1))
-        if folder.exists():
-            shutil.rmtree(folder)
-        scratch.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        if not (folder / "meta.json").exists():  # a neighbour process may have finished the same store first
-            raise UserError(f"cannot write the prepared data {folder}: {error.strerror}") from error
+        raise _cannot_write(folder, error) from error
+    try:
+        yield scratch
+        if (scratch / "meta.json").exists():  # the last file to be written
+            _take_place(scratch, folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return open_store(folder)
+
+
+def write_images(scratch: Path, chunks: Iterable[np.ndarray]) -> int:
+    """Append chunks (n, 3, height, width) to images.npy and return how many images came.
+
+    Plain writes, since a full disk under a memory map would kill the process instead of raising an error.
+    """
+    count, shape = 0, None
+    with (scratch / "images.npy").open("wb") as file:
+        for chunk in chunks:
+            if shape is None:
+                shape = chunk.shape[1:]
+                _write_header(file, (0, *shape))
+            file.write(np.ascontiguousarray(chunk, np.uint8).data)
+            count += len(chunk)
+        file.seek(0)  # NumPy pads the header so that it keeps its length when the first axis grows
+        _write_header(file, (count, *(shape or (3, 0, 0))))
+    return count
+
+
+def write_rest(
+    scratch: Path,
+    name: str,
+    arrays: dict[str, np.ndarray],
+    class_names: tuple[str, ...],
+    domain_names: tuple[str, ...],
+    **notes: Any,
+) -> None:
+    """Complete a store whose images are written: the other arrays and meta.json."""
+    for key, kind in (("labels", np.int64), ("domains", np.int64), ("is_test", np.bool_)):
+        np.save(scratch / f"{key}.npy", np.asarray(arrays[key], kind))
+    mapped = {key: np.load(scratch / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
+    meta = {
+        "version": VERSION,
+        "name": name,
+        "class_names": class_names,
+        "domain_names": domain_names,
+        "checksum": content_checksum(mapped, class_names, domain_names),
+        "bytes": {key: (scratch / f"{key}.npy").stat().st_size for key in ARRAYS},
+        **notes,
+    }
+    (scratch / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
 def open_store(folder: Path, verify: bool = False) -> Dataset:
     """Map a store from disk. ``verify`` reads every byte and compares checksums; else only sizes count."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_meta(folder)
         arrays = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
         sizes = {key: (folder / f"{key}.npy").stat().st_size for key in ARRAYS}
-    except (OSError, ValueError) as error:
+        class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
+        whole = meta["version"] == VERSION and sizes == meta["bytes"]
+        checksum = meta["checksum"]
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"prepared data {folder} cannot be read ({error}); delete the folder and prepare again"
         ) from error
-    class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
-    whole = meta.get("version") == VERSION and sizes == meta["bytes"]
-    if not whole or (verify and content_checksum(arrays, class_names, domain_names) != meta["checksum"]):
-        raise UserError(
-            f"prepared data {folder} do not match their checksum; delete the folder and prepare again"
-        )
-    return Dataset(
-        meta["name"], **arrays, class_names=class_names, domain_names=domain_names, checksum=meta["checksum"]
-    )
+    if not whole or (verify and content_checksum(arrays, class_names, domain_names) != checksum):
+        raise UserError(f"prepared data {folder} do not match their checksum; delete the folder and prepare again")
+    return Dataset(meta["name"], **arrays, class_names=class_names, domain_names=domain_names, checksum=checksum)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "meta.json").read_text())
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+
+
+def _take_place(scratch: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    try:
+        scratch.rename(folder)
+    except OSError:
+        if not (folder / "meta.json").exists():  # else a neighbour process finished the same store first
+            raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """Drop what killed processes left behind."""
+    for path in folder.parent.glob(f".{folder.name}-*"):
+        if time.time() - path.stat().st_mtime > STALE:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was kept")

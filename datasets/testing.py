@@ -5,9 +5,7 @@ import numpy as np
 from fedprompt.datasets._dataset import Dataset
 
 
-def tiny_dataset(
-    classes: int = 10, domains: int = 6, train: int = 20, test: int = 10, size: int = 4
-) -> Dataset:
+def tiny_dataset(classes: int = 10, domains: int = 6, train: int = 20, test: int = 10, size: int = 4) -> Dataset:
     """``train`` and ``test`` images of every class in every domain, in mixed order; pixels tell the row."""
     domain, label, place = (axis.ravel() for axis in np.indices((domains, classes, train + test)))
     order = np.random.default_rng(7).permutation(domain.size)

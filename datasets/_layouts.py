@@ -1,0 +1,283 @@
+"""The folder layouts in which the data sets come; one function each, from a folder to a listing."""
+
+import io
+import json
+import pickle
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedprompt.datasets._images import ImageFile
+from fedprompt.datasets._listing import (
+    Entry,
+    Listing,
+    MissingDataError,
+    class_tree,
+    gather_listing,
+    plain_name,
+    read_lines,
+    split_at_random,
+    subfolders,
+)
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.rng import numpy_rng
+
+DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+DOMAINNET_CLASSES = (
+    *("bird", "feather", "headphones", "ice_cream", "teapot"),
+    *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+)
+DOMAINNET_SIZE = 1830  # images of the smallest domain, as the paper gives it
+PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+
+
+def split_tree(folder: Path) -> Listing:
+    """``train/<class>/*`` and ``test/<class>/*``."""
+    entries = []
+    for split in ("train", "test"):
+        if not (folder / split).is_dir():
+            raise MissingDataError(f"the folder {folder / split} is missing beside the other split")
+        entries += class_tree(folder / split, is_test=split == "test")
+    return gather_listing(entries)
+
+
+def domain_tree(folder: Path, domains: tuple[str, ...], name: str) -> Listing:
+    """``<domain>/<class>/*`` without an official split."""
+    entries = []
+    for domain in domains:
+        if not (folder / domain).is_dir():
+            raise MissingDataError(f"{name}: the domain folder {folder / domain} is missing")
+        entries += class_tree(folder / domain, domain=plain_name(folder / domain))
+    return split_at_random(gather_listing(entries, domain_names=domains), name)
+
+
+def cifar(
+    folder: Path, batches: tuple[tuple[str, ...], tuple[str, ...]], label: str, names: tuple[str, str]
+) -> Listing:
+    """Torchvision's pickled batches, or an image tree by split and class."""
+    if not (folder / names[0]).exists():
+        return split_tree(folder)
+    parts = [_unpickle(folder / file) for split in batches for file in split]
+    images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = np.concatenate([part[label] for part in parts]).astype(np.int64)
+    train = sum(len(part["data"]) for part in parts[: len(batches[0])])
+    class_names = tuple(_unpickle(folder / names[0])[names[1]])
+    return Listing(images, labels, np.zeros_like(labels), np.arange(len(labels)) >= train, class_names)
+
+
+def domainnet(folder: Path, subsample: str) -> Listing:
+    """Official zips or their extracted folders, with ``<domain>_train.txt`` and ``<domain>_test.txt``."""
+    entries = []
+    for domain in DOMAINNET_DOMAINS:
+        files = _DomainFiles(folder, domain)
+        for split in ("train", "test"):
+            for path, class_name in _split_file(folder, f"{domain}_{split}.txt", "domainnet"):
+                if class_name in DOMAINNET_CLASSES:
+                    entries.append(Entry(files.at(path), class_name, split == "test", domain))
+    listing = gather_listing(entries, DOMAINNET_CLASSES, DOMAINNET_DOMAINS)
+    return _balance_train(listing) if subsample == "train" else _balance_total(listing)
+
+
+def pacs(folder: Path) -> Listing:
+    """``<domain>/<class>/*``; the official train and crossval lists make the split where they are there."""
+    images = folder / "kfold" if (folder / "kfold").is_dir() else folder
+    if not any(folder.rglob("*_train_kfold.txt")):
+        return domain_tree(images, PACS_DOMAINS, "pacs")
+    entries = []
+    for domain in PACS_DOMAINS:
+        for split in ("train", "crossval"):
+            for path, class_name in _split_file(folder, f"{domain}_{split}_kfold.txt", "pacs"):
+                entries.append(Entry(images / path, class_name, split == "crossval", domain))
+    return gather_listing(entries, domain_names=PACS_DOMAINS)
+
+
+def tiny_imagenet(folder: Path) -> Listing:
+    """``train/<wnid>/images/*``; the labelled val images are the test split, named in ``val_annotations.txt``."""
+    entries = class_tree(folder / "train")
+    if (folder / "val" / "val_annotations.txt").exists():
+        lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+        words = [line.split("\t")[:2] for line in lines if line.strip()]
+        entries += [Entry(folder / "val" / "images" / file, wnid, is_test=True) for file, wnid in words]
+    elif subfolders(folder / "val") and plain_name(subfolders(folder / "val")[0]).startswith("n"):
+        entries += class_tree(folder / "val", is_test=True)  # a common rearrangement
+    else:
+        raise MissingDataError(f"tiny-imagenet: the file {folder / 'val' / 'val_annotations.txt'} is missing")
+    listing = gather_listing(entries)
+    words_of = dict(line.split("\t", 1) for line in _text(folder / "words.txt", "tiny-imagenet").splitlines())
+    names = tuple(words_of.get(wnid, wnid).split(",")[0].strip() for wnid in listing.class_names)
+    return _rename(listing, names)
+
+
+def inaturalist(folder: Path) -> Listing:
+    """The 2021 competition as torchvision lays it out: ``2021_train_mini`` (or ``2021_train``) and ``2021_valid``."""
+    train = next((path for path in (folder / "2021_train_mini", folder / "2021_train") if path.is_dir()), None)
+    if train is None or not (folder / "2021_valid").is_dir():
+        missing = "2021_train_mini" if train is None else "2021_valid"
+        raise MissingDataError(f"inaturalist: the folder {folder / missing} is missing")
+    listing = gather_listing(class_tree(train) + class_tree(folder / "2021_valid", is_test=True))
+    return _rename(listing, tuple(" ".join(name.split("_")[-2:]) for name in listing.class_names))
+
+
+def flowers102(folder: Path) -> Listing:
+    """``jpg/image_00001.jpg`` with ``imagelabels.mat`` and ``setid.mat``; its train and valid sets are our train."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from torchvision.datasets import Flowers102
+
+    for name in ("imagelabels.mat", "setid.mat"):
+        if not (folder / name).exists():
+            raise MissingDataError(f"flowers102: the split file {folder / name} is missing")
+    labels = loadmat(folder / "imagelabels.mat")["labels"].ravel()
+    sets = loadmat(folder / "setid.mat")
+    entries = [
+        Entry(folder / "jpg" / f"image_{number:05d}.jpg", Flowers102.classes[labels[number - 1] - 1], key == "tstid")
+        for key in ("trnid", "valid", "tstid")
+        for number in sets[key].ravel()
+    ]
+    return gather_listing(entries, Flowers102.classes[: labels.max()])
+
+
+def oxford_pets(folder: Path) -> Listing:
+    """``images/*.jpg`` with ``annotations/trainval.txt`` and ``annotations/test.txt``."""
+    entries = []
+    for split in ("trainval", "test"):
+        path = folder / "annotations" / f"{split}.txt"
+        for words, _ in read_lines(path, "oxford-pets"):
+            image = words.split()[0]
+            entries.append(Entry(folder / "images" / f"{image}.jpg", image.rsplit("_", 1)[0], split == "test"))
+    return gather_listing(entries)
+
+
+def food101(folder: Path) -> Listing:
+    """``images/<class>/<number>.jpg`` with ``meta/train.json`` and ``meta/test.json``."""
+    entries = []
+    for split in ("train", "test"):
+        lists = json.loads(_text(folder / "meta" / f"{split}.json", "food101"))
+        for class_name, images in lists.items():
+            entries += [Entry(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
+    return gather_listing(entries)
+
+
+def caltech101(folder: Path) -> Listing:
+    """``101_ObjectCategories/<class>/*`` without the background class."""
+    entries = [e for e in class_tree(folder / "101_ObjectCategories") if e.class_name != "BACKGROUND_Google"]
+    return split_at_random(gather_listing(entries), "caltech101")
+
+
+def dtd(folder: Path) -> Listing:
+    """``images/<class>/*`` with the first of ten splits in ``labels``; its train and val lists are our train."""
+    entries = []
+    for split in ("train1", "val1", "test1"):
+        for line in _text(folder / "labels" / f"{split}.txt", "dtd").split():
+            entries.append(Entry(folder / "images" / line, line.split("/")[0], split == "test1"))
+    return gather_listing(entries)
+
+
+def user_folder(folder: Path) -> Listing:
+    """``<class>/*``, ``<domain>/<class>/*``, or ``train/<class>/*`` with ``test/<class>/*``."""
+    if not folder.is_dir():
+        raise MissingDataError(f"the folder {str(folder)!r} does not exist")
+    places = subfolders(folder)
+    if {place.name for place in places} == {"train", "test"}:
+        return split_tree(folder)
+    if any(subfolders(place) for place in places):
+        flat = next((place for place in places if not subfolders(place)), None)
+        if flat:
+            raise UserError(f"{folder} mixes <class>/* and <domain>/<class>/*: {flat.name!r} holds no class folders")
+        entries = [entry for place in places for entry in class_tree(place, domain=plain_name(place))]
+    else:
+        entries = class_tree(folder)
+    if not entries:
+        raise MissingDataError(f"{folder} holds no images; it must be a tree <class>/* or <domain>/<class>/*")
+    return split_at_random(gather_listing(entries), "folder")
+
+
+class _DomainFiles:
+    """Images of a DomainNet domain, from its folder or else from its zip."""
+
+    def __init__(self, folder: Path, domain: str) -> None:
+        archive = folder / f"{domain}.zip"
+        self.base: Path | zipfile.Path = folder
+        if not (folder / domain).is_dir():
+            if not archive.exists():
+                raise MissingDataError(f"domainnet: neither {folder / domain}/ nor {archive} is there")
+            try:
+                self.base = zipfile.Path(zipfile.ZipFile(archive))
+            except (OSError, zipfile.BadZipFile) as error:
+                raise UserError(f"domainnet: {archive} is no whole zip file ({error}); fetch it again") from error
+
+    def at(self, path: str) -> ImageFile:
+        return self.base / path
+
+
+def _split_file(folder: Path, name: str, what: str) -> list[tuple[str, str]]:
+    """Paths ``<domain>/<class>/<file>`` and their classes, from a list in the folder or one of its usual places."""
+    places = [folder / part / name for part in ("", "splits", "txt", "kfold")]
+    file = next((place for place in places if place.exists()), places[0])
+    paths = [words[0] for words in read_lines(file, what)]
+    bad = next((path for path in paths if path.count("/") != 2), None)
+    if bad is not None:
+        raise UserError(f"{what}: {file} holds the line {bad!r}, which is no <domain>/<class>/<file>")
+    return [(path, path.split("/")[1]) for path in paths]
+
+
+def _balance_train(listing: Listing) -> Listing:
+    """Cut every domain's train images to the smallest domain's number, in proportion to its classes."""
+    return _cut_domains(listing, ~listing.is_test, "train")
+
+
+def _balance_total(listing: Listing) -> Listing:
+    """Cut every domain to the smallest domain's number over both splits, then split anew."""
+    cut = _cut_domains(listing, np.ones(len(listing.labels), bool), "train and test")
+    return split_at_random(cut, "domainnet")
+
+
+def _cut_domains(listing: Listing, where: np.ndarray, what: str) -> Listing:
+    sizes = [int((where & (listing.domains == k)).sum()) for k in range(len(listing.domain_names))]
+    least = min(sizes)
+    keep = ~where
+    for domain in range(len(sizes)):
+        rows = numpy_rng(0, "data", "domainnet", domain).permutation(
+            np.flatnonzero(where & (listing.domains == domain))
+        )
+        rows = rows[np.argsort(listing.labels[rows], kind="stable")]
+        keep[rows[np.arange(least) * len(rows) // least]] = True  # evenly over the rows in class order
+    smallest = listing.domain_names[int(np.argmin(sizes))]
+    note = f"every domain cut to {least:,} {what} images, the number of {smallest!r}"
+    if least != DOMAINNET_SIZE:
+        note += f" (the paper reports {DOMAINNET_SIZE:,})"
+    return listing.take(np.flatnonzero(keep), note)
+
+
+def _rename(listing: Listing, names: tuple[str, ...]) -> Listing:
+    """Readable class names, unless two classes would share one."""
+    return replace(listing, class_names=names) if len(set(names)) == len(names) else listing
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingDataError(f"{what}: the split file {path} is missing") from None
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle from elsewhere may run any code; the batches need arrays and nothing else."""
+
+    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "encode"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in self.ALLOWED and module.split(".")[0] in ("numpy", "_codecs"):
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a data file")
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    try:
+        return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except FileNotFoundError:
+        raise MissingDataError(f"the file {path} is missing") from None
+    except (pickle.UnpicklingError, EOFError, ValueError, ImportError) as error:
+        raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error

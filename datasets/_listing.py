@@ -1,0 +1,132 @@
+"""What a source holds, before any image is decoded: files, labels, domains and the split."""
+
+import os
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedprompt.datasets._images import ImageFile
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.rng import numpy_rng
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+TEST_FRACTION = 0.2  # of every class in every domain, where a source has no official split
+
+
+class MissingDataError(UserError):
+    """Files of a source are not where they should be."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Row ``i`` of every array is image ``i``; class names are ordered, so a label always means the same name."""
+
+    images: Sequence[ImageFile] | np.ndarray  # files, or uint8 (n, height, width, 3)
+    labels: np.ndarray
+    domains: np.ndarray
+    is_test: np.ndarray
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...] = ("all",)
+    notes: tuple[str, ...] = ()
+
+    def take(self, rows: np.ndarray, *notes: str) -> "Listing":
+        """The listing cut down to ``rows``."""
+        images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[k] for k in rows]
+        return replace(
+            self,
+            images=images,
+            labels=self.labels[rows],
+            domains=self.domains[rows],
+            is_test=self.is_test[rows],
+            notes=(*self.notes, *notes),
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image of a listing that is being gathered."""
+
+    file: ImageFile
+    class_name: str
+    is_test: bool = False
+    domain: str = "all"
+
+
+def gather_listing(
+    entries: Sequence[Entry], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
+) -> Listing:
+    """Number classes and domains in the order given, else in alphabetical order."""
+    classes = tuple(class_names or sorted({entry.class_name for entry in entries}))
+    domains = tuple(domain_names or sorted({entry.domain for entry in entries}))
+    label_of = {name: number for number, name in enumerate(classes)}
+    domain_of = {name: number for number, name in enumerate(domains)}
+    return Listing(
+        images=[entry.file for entry in entries],
+        labels=np.array([label_of[entry.class_name] for entry in entries], np.int64),
+        domains=np.array([domain_of[entry.domain] for entry in entries], np.int64),
+        is_test=np.array([entry.is_test for entry in entries], bool),
+        class_names=classes,
+        domain_names=domains,
+    )
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Visible folders in a fixed order."""
+    found = (path for path in folder.iterdir() if path.is_dir() and _visible(path.name))
+    return sorted(found, key=_composed)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All visible image files below ``folder`` in a fixed order, whatever the case of their endings."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _visible(name)]
+        found += [Path(place, name) for name in names if _visible(name) and name.lower().endswith(ENDINGS)]
+    return sorted(found, key=_composed)
+
+
+def plain_name(path: Path) -> str:
+    """A folder's name; composed, since some systems store accents as separate characters."""
+    return _composed(path.name)
+
+
+def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[Entry]:
+    """Entries of a ``<class>/*`` tree."""
+    return [
+        Entry(file, plain_name(place), is_test, domain) for place in subfolders(folder) for file in image_files(place)
+    ]
+
+
+def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION) -> Listing:
+    """Mark ``fraction`` of every class in every domain as test; the same rows on every machine."""
+    rng = numpy_rng(0, "data", "split", name)
+    is_test = np.zeros(len(listing.labels), bool)
+    for domain in range(len(listing.domain_names)):
+        for label in range(len(listing.class_names)):
+            rows = np.flatnonzero((listing.domains == domain) & (listing.labels == label))
+            count = max(round(fraction * len(rows)), 1) if len(rows) > 1 else 0
+            is_test[rng.permutation(rows)[:count]] = True
+    note = f"no official split: {fraction:.0%} of every class in every domain are test, drawn once with a fixed seed"
+    return replace(listing, is_test=is_test, notes=(*listing.notes, note))
+
+
+def read_lines(path: Path, what: str) -> list[list[str]]:
+    """Words of every line of a split file; the last word of a line is split off, the name before may hold spaces."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise MissingDataError(f"{what}: the split file {path} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{what}: the split file {path} cannot be read ({error})") from error
+    return [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
+
+
+def _visible(name: str) -> bool:
+    return not name.startswith((".", "__MACOSX"))
+
+
+def _composed(path: Path | str) -> str:
+    return unicodedata.normalize("NFC", str(path))

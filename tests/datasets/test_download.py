@@ -1,0 +1,145 @@
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from fedprompt.datasets._download import Download, fetch, unpack
+from fedprompt.harness.errors import UserError
+
+BODY = bytes(range(256)) * 4000
+MD5 = hashlib.md5(BODY).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves BODY; the path says how."""
+
+    asked: list[str | None] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.asked.append(wanted)
+        begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and "plain" not in self.path else 0
+        if self.path == "/none":
+            return self.send_error(404)
+        if begin >= len(BODY):
+            return self.send_error(416)
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(len(BODY) - begin))
+        self.end_headers()
+        body = BODY[begin:]
+        self.wfile.write(body[:300_000] if "cut" in self.path and not wanted else body)
+        return None
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Handler.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}"
+        httpd.shutdown()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_comes_once(server: str, tmp_path: Path) -> None:
+    download = Download(f"{server}/whole", MD5)
+    for _ in range(2):
+        assert fetch(download, tmp_path / "new").read_bytes() == BODY
+    assert len(Handler.asked) == 1
+
+
+@pytest.mark.parametrize("path", ["cut", "cut-plain"])  # with a server that can resume, and one that cannot
+def test_an_interrupted_download_goes_on(server: str, tmp_path: Path, path: str) -> None:
+    download = Download(f"{server}/{path}", MD5)
+    with pytest.raises(UserError, match="run again to go on"):
+        fetch(download, tmp_path)
+    assert names(tmp_path) == [f"{path}.part"]
+    assert fetch(download, tmp_path).read_bytes() == BODY
+    assert Handler.asked == [None, "bytes=300000-"]
+    assert names(tmp_path) == [path]
+
+
+def test_a_download_stopped_before_its_renaming(server: str, tmp_path: Path) -> None:
+    (tmp_path / "whole.part").write_bytes(BODY)
+    assert fetch(Download(f"{server}/whole", MD5), tmp_path).read_bytes() == BODY
+
+
+def test_a_wrong_checksum_leaves_nothing(server: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"does not match its checksum .MD5 {MD5}, expected 00.* run again"):
+        fetch(Download(f"{server}/whole", "00"), tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_file_of_the_user_is_checked_but_not_deleted(server: str, tmp_path: Path) -> None:
+    (tmp_path / "whole").write_bytes(b"something else")
+    with pytest.raises(UserError, match="remove it and run again"):
+        fetch(Download(f"{server}/whole", MD5), tmp_path)
+    assert names(tmp_path) == ["whole"]
+
+
+def test_an_address_that_does_not_answer(server: str, tmp_path: Path) -> None:
+    for url, reason in ((f"{server}/none", "Not Found"), ("http://127.0.0.1:9/x", "refused")):
+        with pytest.raises(UserError, match=f"cannot fetch {url} .*{reason}.* put the file into") as caught:
+            fetch(Download(url, MD5), tmp_path)
+        assert "\n" not in str(caught.value)
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk(server: str, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]) -> None:
+    download = Download(f"{server}/whole", MD5)
+    with full_disk(100_000), pytest.raises(UserError, match=r"cannot write .*whole\.part: .*; make room"):
+        fetch(download, tmp_path)
+    assert names(tmp_path) == ["whole.part"]
+    assert fetch(download, tmp_path).read_bytes() == BODY  # goes on once there is room
+
+
+def tar_of(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_unpack_with_an_archive_inside(tmp_path: Path) -> None:
+    inner = tar_of(tmp_path / "inner.tar.gz", {"classes/a.txt": b"a"})
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+        archive.write(inner, "outer/inner.tar.gz")
+    unpack(Download("http://x/outer.zip", ""), tmp_path / "outer.zip")
+    assert (tmp_path / "outer" / "classes" / "a.txt").read_bytes() == b"a"
+    assert names(tmp_path) == ["inner.tar.gz", "outer", "outer.zip"]
+
+
+def test_unpack_under_another_name(tmp_path: Path) -> None:
+    archive = tar_of(tmp_path / "val.tar.gz", {"val/a.txt": b"a"})
+    unpack(Download("http://x/val.tar.gz", "", rename=("val", "2021_valid")), archive)
+    assert names(tmp_path) == ["2021_valid", "val.tar.gz"]
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.0])
+def test_a_broken_archive_leaves_nothing(tmp_path: Path, keep: float) -> None:
+    archive = tar_of(tmp_path / "a.tar.gz", {"a/x": BODY})
+    archive.write_bytes(archive.read_bytes()[: int(archive.stat().st_size * keep)])
+    with pytest.raises(UserError, match="unpack"):
+        unpack(Download("http://x/a.tar.gz", ""), archive)
+    assert names(tmp_path) == ["a.tar.gz"]
+
+
+def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
+    archive = tar_of(tmp_path / "a.tar.gz", {"../../evil": b"x"})
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        unpack(Download("http://x/a.tar.gz", ""), archive)

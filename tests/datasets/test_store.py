@@ -1,0 +1,100 @@
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedprompt.datasets._store import ARRAYS, new_store, open_store, write_images, write_store
+from fedprompt.datasets.testing import tiny_dataset
+from fedprompt.harness.errors import UserError
+
+FullDisk = Callable[[int], AbstractContextManager[None]]
+
+
+def store(folder: Path, **sizes: int) -> None:
+    data = tiny_dataset(**sizes)
+    write_store(folder, "tiny", {key: getattr(data, key) for key in ARRAYS}, data.class_names, data.domain_names)
+
+
+def test_what_was_written_is_mapped_back(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    data, read = tiny_dataset(), open_store(tmp_path / "tiny", verify=True)
+    assert isinstance(read.images, np.memmap)
+    assert all(np.array_equal(getattr(data, key), getattr(read, key)) for key in ARRAYS)
+    assert read.class_names == data.class_names
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_chunks_of_any_number_give_one_array(tmp_path: Path) -> None:
+    images = np.arange(11 * 12, dtype=np.uint8).reshape(11, 3, 2, 2)
+    assert write_images(tmp_path, [images[:1], images[1:10], images[10:]]) == 11
+    assert np.array_equal(np.load(tmp_path / "images.npy"), images)
+
+
+@pytest.mark.parametrize("room", [1000, 100_000])  # not even for images; for images but not for labels
+def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int, full_disk: FullDisk) -> None:
+    sizes = {"size": 30} if room == 1000 else {"classes": 30, "train": 100, "size": 1}
+    with full_disk(room), pytest.raises(UserError, match="nothing was kept"):
+        store(tmp_path / "tiny", **sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_old_store_and_still_complains(tmp_path: Path, full_disk: FullDisk) -> None:
+    store(tmp_path / "tiny", train=3)
+    before = open_store(tmp_path / "tiny").checksum
+    with full_disk(1000), pytest.raises(UserError, match="cannot write"):
+        store(tmp_path / "tiny", size=30)
+    assert open_store(tmp_path / "tiny", verify=True).checksum == before
+
+
+def test_an_interrupted_store_is_no_store(tmp_path: Path) -> None:
+    def chunks() -> Iterator[np.ndarray]:
+        yield np.zeros((2, 3, 4, 4), np.uint8)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), new_store(tmp_path / "tiny") as scratch:
+        write_images(scratch, chunks())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_cleared_after_a_day(tmp_path: Path) -> None:
+    for name, age in ((".tiny-old", 2 * 24 * 3600), (".tiny-new", 60)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    store(tmp_path / "tiny")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny-new", "tiny"]
+
+
+def test_a_flipped_bit_is_found_by_verify(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    raw = bytearray((tmp_path / "tiny" / "images.npy").read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "tiny" / "images.npy").write_bytes(raw)
+    with pytest.raises(UserError, match="do not match their checksum; delete the folder and prepare again"):
+        open_store(tmp_path / "tiny", verify=True)
+
+
+def test_a_shortened_file_is_found_at_once(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    file = tmp_path / "tiny" / "images.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="delete the folder and prepare again"):
+        open_store(tmp_path / "tiny")
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    meta = json.loads((tmp_path / "tiny" / "meta.json").read_text())
+    (tmp_path / "tiny" / "meta.json").write_text(json.dumps({**meta, "version": 0}))
+    with pytest.raises(UserError, match="prepare again"):
+        open_store(tmp_path / "tiny")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write the prepared data"):
+        store(tmp_path / "file" / "tiny")
