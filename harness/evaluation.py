@@ -48,11 +48,10 @@ def evaluate_unseen(
 
 def adapt(federation: Federation, state: FederationState, clients: Sequence[int], epochs: int) -> State:
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
-    _, theta = federation.theta(state, clients)
     stages, key = [federation.method.adaptation(epochs)], (federation.seed, state.round)
     adapted, _ = train(
         federation.method,
-        theta,
+        _held(federation, state, clients),
         stages,
         federation.data,
         clients,
@@ -96,7 +95,7 @@ def count_correct(
     federation: Federation, state: FederationState, theta: State, clients: Sequence[int], split: Split
 ) -> list[Record]:
     method, data, protocol = federation.method, federation.data, federation.protocol
-    rngs = [torch_rng(federation.seed, "evaluation", state.round, client) for client in clients]
+    rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
     correct = torch.zeros(len(clients), dtype=torch.int64)
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
     for batch in data.ordered(clients, split, protocol.batch_size, rngs):

@@ -33,7 +33,7 @@ def cached_features(backbone: FrozenViT, dataset: Dataset) -> Tensor:
         return frozen_features(backbone, dataset)
     try:
         return torch.from_numpy(np.load(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         features = frozen_features(backbone, dataset)
         _save(path, features.numpy())
         return features

@@ -1,6 +1,7 @@
 """Options as frozen dataclasses: each field carries its meaning, its range and, where known, the paper's value."""
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -58,8 +59,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         if hint is int:
             if isinstance(value, bool) or float(value) != int(float(value)):
                 raise ValueError
-            return int(float(value))
-        if hint is float and not isinstance(value, bool):
+            return value if isinstance(value, int) else int(float(value))  # a float would round a large one
+        if hint is float and not isinstance(value, bool) and math.isfinite(float(value)):
             return float(value)
         if hint is str and isinstance(value, str):
             return value
