@@ -32,13 +32,14 @@ bench: setup  ## train the embedded suite, record it, write tables
 	"$(BIN)/fedprompt" bench embedded --workers $(WORKERS)
 
 test: setup lint typecheck  ## all tests, after lint and typecheck
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf
 
 ui: setup  ## MLflow UI on 127.0.0.1:5000
 	"$(BIN)/mlflow" ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
 
 perf: setup  ## speed, side by side in one run
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf -o testpaths=tests/perf --benchmark-only --benchmark-columns=median,ops,rounds --benchmark-group-by=group --benchmark-sort=name
+	"$(BIN)/fedprompt" perf
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 lint: setup  ## ruff
 	"$(BIN)/ruff" check .

@@ -4,8 +4,9 @@ Clients of one round are trained together: axis 0 is the client. Clients of diff
 and masked; images are held packed, without padding, so that the backbone never computes a row nobody needs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ class Batch:
     features: Tensor | None  # (K, B, d) frozen CLS features
     rngs: Sequence[torch.Generator]  # one a client: its noise is its own, whoever trains beside it
     stage: str = "train"
+    start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
 
     def rows(self, per_client: Tensor) -> Tensor:
-        """(K, ...) of clients or (K, B, ...) of samples given as (K, ...) to one row a real sample, (n, ...)."""
+        """What each client has, (K, ...), repeated for each of its real samples, (n, ...)."""
         return per_client[self._owners]
 
     def pack(self, per_sample: Tensor) -> Tensor:
@@ -48,7 +50,7 @@ class Batch:
         """Mean over a client's real samples, (K, B) to (K,)."""
         return (per_sample * self.mask).sum(1) / self.mask.sum(1).clamp(min=1)
 
-    @property
+    @cached_property
     def _owners(self) -> Tensor:
         return torch.arange(len(self.clients), device=self.mask.device).repeat_interleave(self.mask.sum(1))
 

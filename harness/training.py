@@ -1,6 +1,7 @@
 """Local training of several clients at once: their tensors are stacked, their gradients are not mixed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,12 +40,13 @@ def train(
     seed, round_ = key
     orders = [torch_rng(seed, purpose, round_, client) for client in clients]
     rngs = [torch_rng(seed, "noise", purpose, round_, client) for client in clients]
-    theta = dict(theta)
-    losses, steps = torch.zeros(2, len(clients))
+    start, theta = dict(theta), dict(theta)
+    losses, steps = torch.zeros(2, len(clients), device=data.device)
     for stage in stages:
         momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}
         for _ in range(stage.epochs if stage.rates else 0):
-            for batch in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name):
+            for plain in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name):
+                batch = replace(plain, start=start)
                 leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
                 loss = method.loss({**theta, **leaves}, batch)
                 grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
@@ -59,9 +61,9 @@ def train(
                         protocol.weight_decay,
                         active,
                     )
-                losses += torch.where(active, loss.detach(), 0).cpu()
-                steps += active.cpu()
-    return theta, losses / steps.clamp(min=1)
+                losses += torch.where(active, loss.detach(), 0)
+                steps += active
+    return theta, (losses / steps.clamp(min=1)).cpu()
 
 
 def _sgd(

@@ -1,6 +1,22 @@
 """The methods, one file each, the contract they hold and the registry that finds them."""
 
+from fedprompt.harness.batch import Batch
+from fedprompt.harness.fields import option
 from fedprompt.methods._contract import Method, Stage, State, Task, weighted_mean
+from fedprompt.methods._headed import HeadedMethod, HeadParams, PromptParams
 from fedprompt.methods._registry import load_plugin, registry
 
-__all__ = ["Method", "Stage", "State", "Task", "load_plugin", "registry", "weighted_mean"]
+__all__ = [
+    "Batch",
+    "HeadParams",
+    "HeadedMethod",
+    "Method",
+    "PromptParams",
+    "Stage",
+    "State",
+    "Task",
+    "load_plugin",
+    "option",
+    "registry",
+    "weighted_mean",
+]

@@ -9,7 +9,7 @@ personal tensors together, for several clients at once: every tensor has a leadi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +58,9 @@ class Method(ABC):
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
     Params: ClassVar[type]
+    # Trained tensors through which the loss deliberately stops a gradient (a transport plan, mixing weights), and why.
+    # `fedprompt check` compares the gradient of every other one with finite differences.
+    stop_gradients: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
         missing = self.needs - backbone.offers

@@ -125,6 +125,17 @@ def pretrain(args: Namespace) -> None:
     Console().print(table)
 
 
+def perf(args: Namespace) -> None:
+    from fedprompt.harness.perf import compare
+
+    if args.repeats < 1:
+        raise UserError(f"--repeats {args.repeats} is out of range; it must be at least 1.")
+    table = Table("work", "way", "median ms", "speed-up")
+    for group, way, seconds, ratio in compare(args.repeats):
+        table.add_row(group, way, f"{1000 * seconds:.1f}", f"{ratio:.2f}")
+    Console().print(table)
+
+
 def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, executor: str) -> int:
     """Run cells with bars, record each as it ends, name the failed ones; 1 if there are any."""
     from fedprompt.harness.executor import execute

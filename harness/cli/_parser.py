@@ -17,11 +17,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         near = ""
         if message.startswith("unrecognized") or "invalid choice" in message:
-            words = [*self._option_string_actions, *(w for a in self._actions for w in a.choices or ())]
-            near = next(
-                (f" Did you mean {n}?" for w in message.replace("'", " ").split() if (n := self._near(w, words))), ""
-            )
+            known = self._words()
+            near = next((n for word in message.replace("'", " ").split() if (n := self._near(word, known))), "")
+            near = f" Did you mean {near}?" if near else ""
         raise UserError(f"{message}.{near} See '{self.prog} --help'.")
+
+    def _words(self) -> list[str]:
+        """Options and choices, those of subcommands included: it is the main parser that meets a stray option."""
+        words = list(self._option_string_actions)
+        for action in self._actions:
+            words += action.choices or ()
+            for parser in action.choices.values() if isinstance(action.choices, dict) else ():
+                words += parser._words()
+        return words
 
     @staticmethod
     def _near(word: str, words: list[str]) -> str:
@@ -31,6 +39,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     parser = Parser(
         prog="fedprompt",
+        allow_abbrev=False,
         description="Benchmark suite for personalised federated learning by prompt tuning.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  fedprompt methods\n  fedprompt run --method fedvpt --dataset glyph-domains "
@@ -108,6 +117,9 @@ def build_parser() -> Parser:
     pretrain.add_argument("--out", type=Path, required=True, help="where to write the weights (.safetensors)")
     pretrain.add_argument("--steps", type=int, help="fewer steps for a trial")
     pretrain.add_argument("--seed", type=int, default=0)
+
+    perf = _command(sub, "perf", commands.perf, "speed, side by side in one run", ["perf", "perf --repeats 15"])
+    perf.add_argument("--repeats", type=int, default=7, help="turns of each way (default 7)")
     return parser
 
 
@@ -129,6 +141,7 @@ def _command(sub: Any, name: str, function: Any, help: str, examples: list[str])
         help=help,
         description=help[0].upper() + help[1:] + ".",
         epilog=f"examples:\n{lines}",
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=function)
