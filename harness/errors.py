@@ -7,6 +7,10 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Bad input. The command line prints its message as one line and exits with code 2."""
 
+    def __init__(self, message: str) -> None:
+        """Quoted errors of libraries may have several lines; the message never does."""
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
+
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """An error for a wrong name: the nearest right ones first, then the whole list."""

@@ -186,7 +186,7 @@ def _resampled(positions: torch.Tensor, vit: VisionTransformer) -> torch.Tensor:
 
 
 def _misfit(path: Path, name: str, why: str) -> UserError:
-    return UserError(f"weights {str(path)!r} do not fit {name}: {' '.join(why.split())}.")
+    return UserError(f"weights {str(path)!r} do not fit {name}: {why}.")
 
 
 def _shorten(names: list[str], most: int = 5) -> str:

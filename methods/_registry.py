@@ -25,11 +25,10 @@ class Registry:
     def add(self, method: type[Method], source: str) -> None:
         if not (isinstance(method, type) and issubclass(method, Method)):
             raise UserError(f"{source}: {method!r} is not a subclass of fedprompt.methods.Method.")
-        missing = [
-            name for name in ("name", "title", "paper", "payload_formula", "Params") if not hasattr(method, name)
-        ]
+        variables = ("name", "title", "paper", "payload_formula", "Params")
+        missing = [name for name in variables if not hasattr(method, name)] + sorted(method.__abstractmethods__)
         if missing:
-            raise UserError(f"{source}: {method.__name__} lacks the class variable(s) {', '.join(missing)}.")
+            raise UserError(f"{source}: {method.__name__} lacks {', '.join(missing)}.")
         present = self._methods.get(method.name)
         if present is not None and (present.__module__, present.__qualname__) != (
             method.__module__,
@@ -73,7 +72,13 @@ def registry() -> Registry:
             for method in _methods_of(module):
                 found.add(method, module.__name__)
     for point in entry_points(group=GROUP):
-        found.add(point.load(), f"entry point {point.name!r}")
+        try:
+            method = point.load()
+        except Exception as error:  # whatever the package raises, said in one line with its name
+            raise UserError(
+                f"entry point {point.name!r} = {point.value} failed to import: {type(error).__name__}: {error}"
+            ) from error
+        found.add(method, f"entry point {point.name!r}")
     return found
 
 

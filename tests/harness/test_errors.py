@@ -1,4 +1,4 @@
-from fedprompt.harness.errors import unknown
+from fedprompt.harness.errors import UserError, unknown
 
 
 def test_the_nearest_names_come_first_then_all() -> None:
@@ -15,3 +15,7 @@ def test_nothing_near_is_no_suggestion() -> None:
 
 def test_nothing_known() -> None:
     assert str(unknown("suite", "a", [])) == "unknown suite 'a'. Known: none."
+
+
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    assert str(UserError("cannot read 'a  b': bad\n  header\n")) == "cannot read 'a  b': bad header"

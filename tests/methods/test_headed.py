@@ -1,0 +1,55 @@
+import math
+
+import pytest
+import torch
+
+from fedprompt.harness.batch import Batch
+from fedprompt.methods._headed import cross_entropy, head_init, linear, prompt_init
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_prompts_are_uniform_in_vpts_range() -> None:
+    draws = prompt_init((12, 10, 768), 16, rng())
+    assert draws.abs().max() == pytest.approx(0.0625, abs=1e-4)
+    assert draws.std() == pytest.approx(0.0361, abs=2e-4)
+    assert draws.mean() == pytest.approx(0, abs=5e-4)
+
+
+def test_torch_default_head() -> None:
+    head, bound = head_init("torch_default", 100, 768, rng()), 1 / math.sqrt(768)
+    layer = torch.nn.Linear(768, 100)
+    assert head["head.weight"].std() == pytest.approx(layer.weight.std().item(), rel=0.02)
+    assert bound * 0.999 < head["head.weight"].abs().max() <= bound
+    assert bound * 0.9 < head["head.bias"].abs().max() <= bound
+
+
+@pytest.mark.parametrize(("classes", "std"), [(10, 0.447), (100, 0.141)])
+def test_kaiming_head(classes: int, std: float) -> None:
+    head = head_init("kaiming_fan_out", classes, 768, rng())
+    assert head["head.weight"].std() == pytest.approx(std, rel=0.03)
+    assert head["head.bias"].eq(0).all()
+
+
+def test_zero_head() -> None:
+    assert not any(tensor.any() for tensor in head_init("zeros", 10, 32, rng()).values())
+
+
+def test_each_client_has_its_own_head() -> None:
+    theta = {"head.weight": torch.randn(3, 4, 8), "head.bias": torch.randn(3, 4)}
+    features = torch.randn(3, 5, 8)
+    logits = linear(features, theta)
+    for k in range(3):
+        wanted = features[k] @ theta["head.weight"][k].T + theta["head.bias"][k]
+        torch.testing.assert_close(logits[k], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_loss_is_the_mean_over_real_samples() -> None:
+    labels = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    logits = torch.randn(2, 3, 2)
+    loss = cross_entropy(logits, Batch((0, 1), labels, mask, None, None, []))
+    torch.testing.assert_close(loss[0], torch.nn.functional.cross_entropy(logits[0], labels[0]))
+    torch.testing.assert_close(loss[1], torch.nn.functional.cross_entropy(logits[1, :1], labels[1, :1]))
