@@ -75,9 +75,9 @@ class ClientData:
             yield self.batch(clients, "train", [s[start : start + batch_size] for s in shuffled], rngs, stage)
 
     def ordered(
-        self, clients: Sequence[int], split: Split, batch_size: int, rngs: Sequence[torch.Generator]
+        self, clients: Sequence[int], split: Split, batch_size: int, rngs: Sequence[torch.Generator] = ()
     ) -> Iterator[Batch]:
-        """One pass in the stored order, for evaluation."""
+        """One pass in the stored order, for evaluation and statistics."""
         sizes = [self.size(client, split) for client in clients]
         for start in range(0, max(sizes), batch_size):
             places = [torch.arange(start, max(start, min(start + batch_size, size))) for size in sizes]

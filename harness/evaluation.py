@@ -41,23 +41,19 @@ def evaluate_unseen(
     """Clients kept out of training: each adapts to the final server state, then is counted once."""
     records = []
     for group in federation.stacks(clients):
-        theta = adapt(federation, state, group, federation.protocol.epochs)
+        theta = adapt(federation, state, group, federation.protocol.epochs, newcomers=True)
         records += count_correct(federation, state, theta, group, split)
     return [replace(record, unseen=True) for record in records]
 
 
-def adapt(federation: Federation, state: FederationState, clients: Sequence[int], epochs: int) -> State:
+def adapt(
+    federation: Federation, state: FederationState, clients: Sequence[int], epochs: int, newcomers: bool = False
+) -> State:
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
+    theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
     stages, key = [federation.method.adaptation(epochs)], (federation.seed, state.round)
     adapted, _ = train(
-        federation.method,
-        _held(federation, state, clients),
-        stages,
-        federation.data,
-        clients,
-        federation.protocol,
-        key,
-        purpose="evaluation",
+        federation.method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation"
     )
     return adapted
 

@@ -74,9 +74,10 @@ class Federation:
         drawn = numpy_rng(self.seed, "participation", round_).choice(self.members, size, replace=False)
         return tuple(sorted(int(client) for client in drawn))
 
-    def theta(self, state: FederationState, clients: Sequence[int]) -> tuple[State, State]:
+    def theta(self, state: FederationState, clients: Sequence[int], newcomers: bool = False) -> tuple[State, State]:
         """(what the server sends, everything the clients hold), both stacked and copied."""
-        received = {k: v.clone() for k, v in self.method.download(state.server, clients).items()}
+        send = self.method.newcomer if newcomers else self.method.download
+        received = {k: v.clone() for k, v in send(state.server, clients).items()}
         personal = stack_states([self.personal(state, client) for client in clients])
         return received, {**received, **personal}
 
@@ -95,14 +96,16 @@ class Federation:
         down = up = (0, 0)
         for clients in self.stacks(cohort):
             received, theta = self.theta(state, clients)
+            kept = theta.keys() - received.keys()
             stages = self.method.stages(self.protocol.epochs)
             theta, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
+            theta |= self.method.end_visit(theta, self.data.ordered(clients, "train", self.protocol.batch_size))
             sent = self.method.upload(theta, received)
             down, up = _add(down, _count(received)), _add(up, _count(sent))
             for position, client in enumerate(clients):
                 uploads[client] = unstack_state(sent, position)
                 losses[client] = float(loss[position])
-                personal[client] = unstack_state({k: v for k, v in theta.items() if k not in received}, position)
+                personal[client] = unstack_state({k: theta[k] for k in sorted(kept)}, position)
                 if self.protocol.eval_point == "post_local":
                     local[client] = unstack_state(theta, position)
         order = sorted(cohort)  # sums are taken in one order, whatever order the clients trained in

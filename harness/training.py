@@ -40,7 +40,7 @@ def train(
     seed, round_ = key
     orders = [torch_rng(seed, purpose, round_, client) for client in clients]
     rngs = [torch_rng(seed, "noise", purpose, round_, client) for client in clients]
-    start, theta = dict(theta), dict(theta)
+    start, theta = {**theta, **method.begin_visit(theta, round_)}, dict(theta)
     losses, steps = torch.zeros(2, len(clients), device=data.device)
     for stage in stages:
         momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}
@@ -52,25 +52,15 @@ def train(
                 grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
                 active = batch.mask.any(1)
                 for (name, rate), grad in zip(stage.rates.items(), grads, strict=True):
-                    theta[name], momenta[name] = _sgd(
-                        leaves[name].detach(),
-                        grad,
-                        momenta[name],
-                        rate,
-                        protocol.momentum,
-                        protocol.weight_decay,
-                        active,
-                    )
+                    value = leaves[name].detach()
+                    slope = protocol.weight_decay * value + (0 if grad is None else grad)
+                    momentum = protocol.momentum * momenta[name] + slope
+                    moved = value + method.project_step(name, -rate * momentum, start)
+                    theta[name], momenta[name] = _where(active, moved, value), _where(active, momentum, momenta[name])
                 losses += torch.where(active, loss.detach(), 0)
                 steps += active
     return theta, (losses / steps.clamp(min=1)).cpu()
 
 
-def _sgd(
-    value: Tensor, grad: Tensor | None, momentum: Tensor, rate: float, mu: float, decay: float, active: Tensor
-) -> tuple[Tensor, Tensor]:
-    """torch.optim.SGD's update for the active clients; a tensor the loss does not reach has gradient zero."""
-    slope = value * decay if grad is None else grad + value * decay
-    mask = active.view(-1, *[1] * (value.dim() - 1))
-    momentum = torch.where(mask, mu * momentum + slope, momentum)
-    return torch.where(mask, value - rate * momentum, value), momentum
+def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -9,7 +9,7 @@ personal tensors together, for several clients at once: every tensor has a leadi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,6 +95,18 @@ class Method(ABC):
     def predict(self, theta: State, batch: Batch) -> Tensor:
         """Scores of the classes, (K, B, C); the largest is the prediction."""
 
+    def begin_visit(self, theta: State, round_: int) -> State:  # noqa: ARG002
+        """Constants of a visit, computed once from what the clients hold at its start; found in ``batch.start``."""
+        return {}
+
+    def project_step(self, name: str, step: Tensor, start: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """The optimiser's complete step (learning rate and momentum included) as it is really taken."""
+        return step
+
+    def end_visit(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
+        """Statistics of the clients' training data under what they have just trained; joins theta before the upload."""
+        return {}
+
     def stages(self, epochs: int) -> Sequence[Stage]:
         """A visit's stages in order; each begins with a fresh optimiser."""
         return [Stage("train", self.rates(), epochs)]
@@ -116,6 +128,10 @@ class Method(ABC):
     def download(self, server: State, clients: Sequence[int]) -> State:
         """What the server sends, stacked over ``clients``. The harness copies it."""
         return {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in server.items()}
+
+    def newcomer(self, server: State, clients: Sequence[int]) -> State:
+        """What clients kept out of all rounds are sent to begin their adaptation with, stacked."""
+        return self.download(server, clients)
 
     def upload(self, theta: State, received: State) -> State:
         """What the clients send back, stacked. The harness copies it."""
