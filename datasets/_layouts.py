@@ -18,7 +18,7 @@ from fedprompt.datasets._listing import (
     class_tree,
     gather_listing,
     plain_name,
-    read_lines,
+    read_split_file,
     split_at_random,
     subfolders,
 )
@@ -36,21 +36,12 @@ PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
 def split_tree(folder: Path) -> Listing:
     """``train/<class>/*`` and ``test/<class>/*``."""
-    entries = []
-    for split in ("train", "test"):
-        if not (folder / split).is_dir():
-            raise MissingDataError(f"the folder {folder / split} is missing beside the other split")
-        entries += class_tree(folder / split, is_test=split == "test")
-    return gather_listing(entries)
+    return gather_listing(class_tree(folder / "train") + class_tree(folder / "test", is_test=True))
 
 
 def domain_tree(folder: Path, domains: tuple[str, ...], name: str) -> Listing:
     """``<domain>/<class>/*`` without an official split."""
-    entries = []
-    for domain in domains:
-        if not (folder / domain).is_dir():
-            raise MissingDataError(f"{name}: the domain folder {folder / domain} is missing")
-        entries += class_tree(folder / domain, domain=plain_name(folder / domain))
+    entries = [entry for domain in domains for entry in class_tree(folder / domain, domain=domain)]
     return split_at_random(gather_listing(entries, domain_names=domains), name)
 
 
@@ -97,26 +88,22 @@ def pacs(folder: Path) -> Listing:
 def tiny_imagenet(folder: Path) -> Listing:
     """``train/<wnid>/images/*``; the labelled val images are the test split, named in ``val_annotations.txt``."""
     entries = class_tree(folder / "train")
-    if (folder / "val" / "val_annotations.txt").exists():
-        lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    rearranged = [place for place in subfolders(folder / "val") if place.name != "images"]
+    if rearranged:  # a common step: val/<wnid>/* instead of the annotations
+        entries += class_tree(folder / "val", is_test=True)
+    else:
+        lines = read_split_file(folder / "val" / "val_annotations.txt", "tiny-imagenet").splitlines()
         words = [line.split("\t")[:2] for line in lines if line.strip()]
         entries += [Entry(folder / "val" / "images" / file, wnid, is_test=True) for file, wnid in words]
-    elif subfolders(folder / "val") and plain_name(subfolders(folder / "val")[0]).startswith("n"):
-        entries += class_tree(folder / "val", is_test=True)  # a common rearrangement
-    else:
-        raise MissingDataError(f"tiny-imagenet: the file {folder / 'val' / 'val_annotations.txt'} is missing")
     listing = gather_listing(entries)
-    words_of = dict(line.split("\t", 1) for line in _text(folder / "words.txt", "tiny-imagenet").splitlines())
+    words_of = dict(line.split("\t", 1) for line in read_split_file(folder / "words.txt", "tiny-imagenet").splitlines())
     names = tuple(words_of.get(wnid, wnid).split(",")[0].strip() for wnid in listing.class_names)
     return _rename(listing, names)
 
 
 def inaturalist(folder: Path) -> Listing:
     """The 2021 competition as torchvision lays it out: ``2021_train_mini`` (or ``2021_train``) and ``2021_valid``."""
-    train = next((path for path in (folder / "2021_train_mini", folder / "2021_train") if path.is_dir()), None)
-    if train is None or not (folder / "2021_valid").is_dir():
-        missing = "2021_train_mini" if train is None else "2021_valid"
-        raise MissingDataError(f"inaturalist: the folder {folder / missing} is missing")
+    train = folder / ("2021_train" if (folder / "2021_train").is_dir() else "2021_train_mini")
     listing = gather_listing(class_tree(train) + class_tree(folder / "2021_valid", is_test=True))
     return _rename(listing, tuple(" ".join(name.split("_")[-2:]) for name in listing.class_names))
 
@@ -140,21 +127,22 @@ def flowers102(folder: Path) -> Listing:
 
 
 def oxford_pets(folder: Path) -> Listing:
-    """``images/*.jpg`` with ``annotations/trainval.txt`` and ``annotations/test.txt``."""
-    entries = []
+    """``images/*.jpg`` with ``annotations/trainval.txt`` and ``annotations/test.txt``; classes in their order."""
+    entries, number_of = [], {}
     for split in ("trainval", "test"):
-        path = folder / "annotations" / f"{split}.txt"
-        for words, _ in read_lines(path, "oxford-pets"):
-            image = words.split()[0]
-            entries.append(Entry(folder / "images" / f"{image}.jpg", image.rsplit("_", 1)[0], split == "test"))
-    return gather_listing(entries)
+        for line in read_split_file(folder / "annotations" / f"{split}.txt", "oxford-pets").splitlines():
+            image, number = line.split()[:2]
+            class_name = image.rsplit("_", 1)[0]
+            number_of[class_name] = int(number)
+            entries.append(Entry(folder / "images" / f"{image}.jpg", class_name, split == "test"))
+    return gather_listing(entries, sorted(number_of, key=number_of.__getitem__))
 
 
 def food101(folder: Path) -> Listing:
     """``images/<class>/<number>.jpg`` with ``meta/train.json`` and ``meta/test.json``."""
     entries = []
     for split in ("train", "test"):
-        lists = json.loads(_text(folder / "meta" / f"{split}.json", "food101"))
+        lists = json.loads(read_split_file(folder / "meta" / f"{split}.json", "food101"))
         for class_name, images in lists.items():
             entries += [Entry(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
     return gather_listing(entries)
@@ -170,15 +158,13 @@ def dtd(folder: Path) -> Listing:
     """``images/<class>/*`` with the first of ten splits in ``labels``; its train and val lists are our train."""
     entries = []
     for split in ("train1", "val1", "test1"):
-        for line in _text(folder / "labels" / f"{split}.txt", "dtd").split():
+        for line in read_split_file(folder / "labels" / f"{split}.txt", "dtd").split():
             entries.append(Entry(folder / "images" / line, line.split("/")[0], split == "test1"))
     return gather_listing(entries)
 
 
 def user_folder(folder: Path) -> Listing:
     """``<class>/*``, ``<domain>/<class>/*``, or ``train/<class>/*`` with ``test/<class>/*``."""
-    if not folder.is_dir():
-        raise MissingDataError(f"the folder {str(folder)!r} does not exist")
     places = subfolders(folder)
     if {place.name for place in places} == {"train", "test"}:
         return split_tree(folder)
@@ -216,7 +202,8 @@ def _split_file(folder: Path, name: str, what: str) -> list[tuple[str, str]]:
     """Paths ``<domain>/<class>/<file>`` and their classes, from a list in the folder or one of its usual places."""
     places = [folder / part / name for part in ("", "splits", "txt", "kfold")]
     file = next((place for place in places if place.exists()), places[0])
-    paths = [words[0] for words in read_lines(file, what)]
+    lines = read_split_file(file, what).splitlines()
+    paths = [line.strip().rsplit(maxsplit=1)[0] for line in lines if line.strip()]
     bad = next((path for path in paths if path.count("/") != 2), None)
     if bad is not None:
         raise UserError(f"{what}: {file} holds the line {bad!r}, which is no <domain>/<class>/<file>")
@@ -254,13 +241,6 @@ def _cut_domains(listing: Listing, where: np.ndarray, what: str) -> Listing:
 def _rename(listing: Listing, names: tuple[str, ...]) -> Listing:
     """Readable class names, unless two classes would share one."""
     return replace(listing, class_names=names) if len(set(names)) == len(names) else listing
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"{what}: the split file {path} is missing") from None
 
 
 class _ArraysOnly(pickle.Unpickler):

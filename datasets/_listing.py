@@ -75,7 +75,10 @@ def gather_listing(
 
 def subfolders(folder: Path) -> list[Path]:
     """Visible folders in a fixed order."""
-    found = (path for path in folder.iterdir() if path.is_dir() and _visible(path.name))
+    try:
+        found = [path for path in folder.iterdir() if path.is_dir() and _visible(path.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingDataError(f"the folder {folder} is missing") from None
     return sorted(found, key=_composed)
 
 
@@ -113,15 +116,13 @@ def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION
     return replace(listing, is_test=is_test, notes=(*listing.notes, note))
 
 
-def read_lines(path: Path, what: str) -> list[list[str]]:
-    """Words of every line of a split file; the last word of a line is split off, the name before may hold spaces."""
+def read_split_file(path: Path, what: str) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingDataError(f"{what}: the split file {path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{what}: the split file {path} cannot be read ({error})") from error
-    return [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
 
 
 def _visible(name: str) -> bool:

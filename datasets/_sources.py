@@ -49,7 +49,12 @@ class Source:
     def listing(self, root: Path) -> Listing:
         """All files with labels, checked against what the data set is known to hold."""
         folder = self.find(root)
-        listing = self.list_files(folder)
+        try:
+            listing = self.list_files(folder)
+        except (ValueError, KeyError, IndexError, OSError) as error:
+            raise UserError(
+                f"{self.name}: the lists in {folder} cannot be read ({error!r}); fetch them again"
+            ) from error
         if len(listing.class_names) != self.classes:
             raise UserError(
                 f"{self.name}: {folder} holds {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"

@@ -1,0 +1,41 @@
+"""The real CIFAR-100 and Office-Caltech10, where $FEDPROMPT_REAL_DATA holds them (cifar100/, office_caltech10/)."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedprompt.datasets import load_dataset, make_partition, parse_partition, prepare
+
+ROOT = Path(os.environ.get("FEDPROMPT_REAL_DATA", ""))
+pytestmark = [
+    pytest.mark.real_data,
+    pytest.mark.skipif("FEDPROMPT_REAL_DATA" not in os.environ, reason="set FEDPROMPT_REAL_DATA to run"),
+]
+
+
+def test_cifar100() -> None:
+    report = prepare("cifar100", ROOT)
+    assert report.dataset is not None
+    assert report.dataset.images.shape == (60_000, 3, 32, 32)
+    assert set(np.bincount(report.dataset.labels[report.dataset.is_test])) == {100}
+    assert (len(report.duplicates), sum(pair.across for pair in report.duplicates)) == (26, 10)
+    assert report.unreadable == ()
+    start = time.perf_counter()
+    dataset = load_dataset("cifar100")
+    partition = make_partition(parse_partition("classes:s=10"), dataset, 0)
+    pixels = dataset.images[partition.train[0]]
+    assert time.perf_counter() - start < 1
+    assert len(pixels) == len(partition.train[0])
+
+
+def test_office_caltech10() -> None:
+    report = prepare("office-caltech10", ROOT)
+    assert report.dataset is not None
+    assert report.dataset.image_size == 224
+    assert [report.count(domain=name) for name in report.dataset.domain_names] == [958, 1123, 157, 295]
+    assert len(report.duplicates) == 26
+    partition = make_partition(parse_partition("domain-dirichlet:alpha=0.3,clients=5"), report.dataset, 0)
+    assert partition.num_clients == 20
