@@ -60,7 +60,7 @@ class FrozenViT(nn.Module):
     ) -> None:
         super().__init__()
         _require_plain(vit, name)
-        self.vit = vit.requires_grad_(False).eval()
+        self.vit = vit.requires_grad_(False)
         self.name, self.weights = (
             name,
             weights,
@@ -73,6 +73,7 @@ class FrozenViT(nn.Module):
         self.tokens = 1 + int(vit.patch_embed.num_patches)  # CLS and patches
         self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.eval()
 
     def train(self, mode: bool = True) -> "FrozenViT":  # noqa: ARG002
         """Stays in evaluation mode: dropout of a frozen backbone is off even while prompts train."""
@@ -84,7 +85,7 @@ class FrozenViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """uint8 images (n, 3, h, w) to the tokens entering block 0."""
-        pixels = (images.to(self.device, torch.float32) - self.mean) / self.std
+        pixels = (images.to(self.device, self.mean.dtype) - self.mean) / self.std
         return self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
 
     def forward(self, images: Tensor, edit: Edit | None = None, rows: int = 1, stop: int | None = None) -> Tensor:

@@ -1,0 +1,117 @@
+"""The conformance suite: what every method must hold, checked on a federation that runs in milliseconds.
+
+A property is a function of a method's class and its parameters that raises with one line if it does not hold. Public
+code of this field is full of faults that train, converge and print a plausible table (docs/footguns.md); each property
+is there because of some of them, and the tests prove each able to fail.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedprompt.harness.conformance._client import (
+    gradient_matches_the_loss,
+    logits,
+    loss_falls,
+    never_seen_client,
+    padding_and_neighbours,
+    stacking,
+    trainable_tensors_move,
+)
+from fedprompt.harness.conformance._lab import ConformanceError, Params
+from fedprompt.harness.conformance._run import (
+    arguments_untouched,
+    evaluation_without_side_effects,
+    frozen_backbone,
+    isolation,
+    no_global_random_numbers,
+    order_of_clients,
+    resume,
+    same_seed_same_bits,
+)
+from fedprompt.harness.conformance._server import (
+    identical_uploads,
+    names_and_shapes,
+    payload,
+    server_uses_only_uploads,
+    zero_epochs,
+)
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.toy import toy_federation
+from fedprompt.methods._contract import Method
+
+__all__ = ["PROPERTIES", "ConformanceError", "Property", "Result", "check_method", "check_property"]
+
+Check = Callable[[type[Method], Params], None]
+
+
+@dataclass(frozen=True)
+class Property:
+    """``says`` is the claim in words: the first line of the function's docstring."""
+
+    name: str
+    says: str
+    check: Check
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    ok: bool
+    reason: str  # why not, in one line; empty if it holds
+    seconds: float
+
+
+def _property(check: Check) -> Property:
+    return Property(check.__name__.replace("_", " "), (check.__doc__ or "").strip(), check)
+
+
+PROPERTIES = tuple(
+    _property(check)
+    for check in (
+        names_and_shapes,
+        logits,
+        frozen_backbone,
+        arguments_untouched,
+        order_of_clients,
+        isolation,
+        same_seed_same_bits,
+        no_global_random_numbers,
+        stacking,
+        padding_and_neighbours,
+        resume,
+        evaluation_without_side_effects,
+        payload,
+        server_uses_only_uploads,
+        identical_uploads,
+        zero_epochs,
+        trainable_tensors_move,
+        gradient_matches_the_loss,
+        loss_falls,
+        never_seen_client,
+    )
+)
+
+
+def check_property(property_: Property, method: type[Method], params: Params = None) -> Result:
+    """Whatever the method raises is a failure of the property, told in one line with its type."""
+    start = time.perf_counter()
+    reason = ""
+    try:
+        property_.check(method, params)
+    except ConformanceError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return Result(property_.name, not reason, reason, time.perf_counter() - start)
+
+
+def check_method(method: type[Method], params: Params = None) -> list[Result]:
+    """All properties of ``method``, failed or not; parameters that are wrong in themselves raise a UserError."""
+    try:
+        toy_federation(method, params)
+    except UserError:
+        raise
+    except Exception:  # a constructor that fails is every property's failure, below
+        pass
+    return [check_property(property_, method, params) for property_ in PROPERTIES]
