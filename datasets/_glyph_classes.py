@@ -10,8 +10,7 @@ LOOK_ALIKE = 0.85  # largest likeness allowed between a pretraining class and a 
 DOMAINS = "0123456789"
 
 HUNDRED = (  # Latin, Greek, Cyrillic and Armenian letters, none like a digit, no two the same at one size
-    "ACDEHKLMNPQRUVWXYZabdefkmnoqrtyΔΞΣΦΨαβζηλμνξρςτωДЖ"
-    "ЙЛЦЧШЩЪЫЮЯвьэԳԴԵԶԷԸԹԻԽԾԿՀՁՃՄՆՇՉՊՌՎՐՒՔՖէիխծկճմնչպջվ"
+    "ACDEHKLMNPQRUVWXYZabdefkmnoqrtyΔΞΣΦΨαβζηλμνξρςτωДЖЙЛЦЧШЩЪЫЮЯвьэԳԴԵԶԷԸԹԻԽԾԿՀՁՃՄՆՇՉՊՌՎՐՒՔՖէիխծկճմնչպջվ"
 )
 
 PRETRAIN = (  # Georgian, Hebrew, Coptic and rare letters, punctuation, arrows, operators, shapes, Canadian syllabics

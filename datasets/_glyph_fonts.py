@@ -46,7 +46,7 @@ def _face(font: str) -> ImageFont.FreeTypeFont:
 
 @cache
 def mask(char: str, font: str) -> np.ndarray | None:
-    """The glyph as float32 coverage, cut to its ink and centred with its longer side at SIZE; None if not in the font."""
+    """Float32 coverage of the glyph, cut to its ink, its longer side scaled to SIZE; None if the font lacks it."""
     if ord(char) not in _covered(font):
         return None
     left, top, right, bottom = (round(edge) for edge in _face(font).getbbox(char))

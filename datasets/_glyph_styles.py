@@ -46,7 +46,9 @@ def two_colours(n: int, rng: torch.Generator, gap: float) -> tuple[torch.Tensor,
 def print_(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     """Black ink on white paper."""
     n = len(mask)
-    return blend(mask, uniform(0, 0.25, n, 1, 1, 1, rng=rng), uniform(0.85, 1, n, 1, 1, 1, rng=rng)).expand(-1, 3, -1, -1)
+    return blend(mask, uniform(0, 0.25, n, 1, 1, 1, rng=rng), uniform(0.85, 1, n, 1, 1, 1, rng=rng)).expand(
+        -1, 3, -1, -1
+    )
 
 
 def photo(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -97,21 +99,21 @@ def chalk(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 def weave(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Stripes on stripes: glyph and ground share their mean colour; direction and strength tell them apart."""
+    """A strongly hatched glyph on faintly hatched cloth, the stripes crossing."""
     n, side = len(mask), mask.shape[-1]
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     shift = torch.randint(0, 6, (2, n, 1, 1, 1), generator=rng)
     rising = ((row + column + shift[0]) % 6 < 3).float()
     falling = ((row - column + shift[1]) % 6 < 3).float()
     ink, paper = two_colours(n, rng, gap=0.5)
-    return blend(blend(mask, rising, 0.35 + 0.3 * falling), ink, paper)
+    return blend(blend(mask, rising, 0.3 * falling), ink, paper)
 
 
 STYLES: dict[str, Style] = {
     "print": print_,
-    "photo": photo,
-    "poster": poster,
     "sketch": sketch,
     "chalk": chalk,
+    "photo": photo,
+    "poster": poster,
     "weave": weave,
 }

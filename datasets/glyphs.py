@@ -19,13 +19,13 @@ from rich.progress import track
 from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._glyph_fonts import SIZE, fonts_hash, masks
-from fedprompt.datasets._glyph_styles import STYLES, Style, two_colours
+from fedprompt.datasets._glyph_styles import STYLES, Style, blend, uniform
 from fedprompt.datasets._store import cache_dir, open_store, write_store
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.rng import torch_rng
 
 VERSION = 1  # raise when the drawing code changes, so that old caches are not taken for new
-SEEN_STYLES = ("print", "photo", "poster")  # what micro-vit was pretrained on; the other styles are shifts for it
+SEEN_STYLES = ("print", "sketch", "chalk")  # what micro-vit was pretrained on; the other styles are shifts for it
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Spec:
 
 
 def colour(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """The style of glyph-100: one random colour on another, with noise."""
-    ink, paper = two_colours(len(mask), rng, gap=0.35)
-    scene = mask * ink + (1 - mask) * paper
+    """The style of glyph-100: a random colour on a lighter one, with noise."""
+    ink = uniform(0, 0.5, len(mask), 3, 1, 1, rng=rng)
+    scene = blend(mask, ink, ink + uniform(0.3, 0.5, len(mask), 3, 1, 1, rng=rng))
     return scene + 0.08 * torch.randn(scene.shape, generator=rng)
 
 
@@ -108,15 +108,18 @@ def pose(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     """Random size, rotation, position and a slight wobble, as one resampling of the masks."""
     n = len(mask)
     angle, scale, ratio, x, y = torch.rand(5, n, generator=rng)
-    angle = (angle - 0.5) * 2 * math.radians(20)
-    size = 0.55 + 0.35 * scale  # share of the picture that the glyph's longer side takes
+    angle = (angle - 0.5) * 2 * math.radians(15)
+    size = 0.65 + 0.25 * scale  # share of the picture that the glyph's longer side takes
     stretch = 1 + 0.2 * (ratio - 0.5)
-    room = 0.9 * (1 - size)
+    room = 0.5 * (1 - size)
     x, y = (2 * x - 1) * room, (2 * y - 1) * room
     cos, sin = torch.cos(angle), torch.sin(angle)
-    inverse = torch.stack([cos / stretch, sin / stretch, -sin * stretch, cos * stretch], 1).view(n, 2, 2) / size[:, None, None]
+    inverse = (
+        torch.stack([cos / stretch, sin / stretch, -sin * stretch, cos * stretch], 1).view(n, 2, 2)
+        / size[:, None, None]
+    )
     centre = torch.stack([x, y], 1)[:, :, None]
     grid = nnf.affine_grid(torch.cat([inverse, -inverse @ centre], 2), [n, 1, SIZE, SIZE], align_corners=False)
-    wobble = 0.16 * (torch.rand(n, 2, 5, 5, generator=rng) - 0.5)
+    wobble = 0.12 * (torch.rand(n, 2, 5, 5, generator=rng) - 0.5)
     wobble = nnf.interpolate(wobble, size=(SIZE, SIZE), mode="bicubic", align_corners=True)
     return nnf.grid_sample(mask, grid + wobble.permute(0, 2, 3, 1), align_corners=False)

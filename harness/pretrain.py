@@ -22,6 +22,7 @@ ARCH: dict[str, Any] = {
     "embed_dim": 96,
     "depth": 4,
     "num_heads": 4,
+    "mlp_ratio": 2,
     "num_classes": 0,
 }
 MEAN = STD = 0.5  # of every channel, after scaling pixels to [0, 1]
@@ -57,7 +58,7 @@ def pretrain(
     """
     data = data or glyph_pretrain()
     model = new_model(seed, data.num_classes)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=True)
     rng = torch_rng(seed, "pretrain", "batches")
     train = np.flatnonzero(~data.is_test)
     easy = train[data.domains[train] == 0]
@@ -73,16 +74,24 @@ def pretrain(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
+        if (step + 1) % 1000 == 0:  # something usable exists long before the end
+            save(model, out)
     test = np.flatnonzero(data.is_test)
     right = predict(model, data.images[test]).argmax(1).numpy() == data.labels[test]
     held_out = {
         name: round(float(right[data.domains[test] == k].mean()), 4) for k, name in enumerate(data.domain_names)
     }
-    model.reset_classifier(0)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_file(model.state_dict(), out)
+    save(model, out)
     settings = {"steps": steps, "seed": seed, "batch": batch, "lr": lr, "warmup": warmup, "first": first}
     return {"settings": settings, "data": data.name, "data_checksum": data.checksum, "held_out_accuracy": held_out}
+
+
+def save(model: VisionTransformer, out: Path) -> None:
+    """Write the weights without the class head, whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = out.with_suffix(".part")
+    save_file({name: value for name, value in model.state_dict().items() if not name.startswith("head.")}, scratch)
+    scratch.replace(out)
 
 
 def rate(step: int, steps: int, warmup: int) -> float:

@@ -105,6 +105,6 @@ def test_a_harmed_cache_is_drawn_again(cache: Path, harm: str) -> None:
 
 def test_glyph_domains_suits_one_client_a_style(cache: Path) -> None:
     data = glyphs.glyph_domains()
-    assert data.domain_names == ("print", "photo", "poster", "sketch", "chalk", "weave")
+    assert data.domain_names == ("print", "sketch", "chalk", "photo", "poster", "weave")
     assert np.bincount(data.domains[~data.is_test]).tolist() == [600] * 6
     assert np.bincount(data.domains[data.is_test]).tolist() == [300] * 6
