@@ -7,6 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import safetensors
@@ -92,13 +93,15 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
     return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
 
 
-def _timm_config(name: str) -> dict[str, object]:
-    return timm.models.get_pretrained_cfg(name).to_dict()  # type: ignore[no-any-return]
+def _timm_config(name: str) -> dict[str, Any]:
+    config = timm.models.get_pretrained_cfg(name)
+    assert config is not None  # the name is one of timm's
+    return config.to_dict()
 
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     config = _timm_config(name)
-    return tuple(config["mean"]), tuple(config["std"])  # type: ignore[arg-type]
+    return tuple(config["mean"]), tuple(config["std"])
 
 
 def _build(name: str, image_size: int, meta: bool = False) -> VisionTransformer:
@@ -109,17 +112,18 @@ def _build(name: str, image_size: int, meta: bool = False) -> VisionTransformer:
             from fedprompt.harness.pretrain import ARCH
 
             return VisionTransformer(**{**ARCH, "img_size": image_size, "num_classes": 0})
-        return timm.create_model(name, pretrained=False, num_classes=0, img_size=image_size)
+        return cast(VisionTransformer, timm.create_model(name, pretrained=False, num_classes=0, img_size=image_size))
 
 
 def _from_hub(spec: BackboneSpec) -> VisionTransformer:
     try:
-        return timm.create_model(spec.name, pretrained=True, num_classes=0, img_size=spec.image_size)
+        vit = timm.create_model(spec.name, pretrained=True, num_classes=0, img_size=spec.image_size)
     except Exception as error:  # the hub client raises whatever its network stack does
         raise UserError(
             f"weights of {spec.name} cannot be fetched from the hub ({type(error).__name__}); "
             "pass --weights FILE (.safetensors, .pth, .npz) or --weights random."
         ) from error
+    return cast(VisionTransformer, vit)
 
 
 def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
@@ -128,7 +132,7 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
         _load_npz(vit, path, name)
         return
     try:
-        state = (
+        state: Any = (
             safetensors.torch.load_file(path)
             if path.suffix == ".safetensors"
             else torch.load(path, weights_only=True, map_location="cpu")
@@ -179,7 +183,7 @@ def _load_npz(vit: VisionTransformer, path: Path, name: str) -> None:
 def _resampled(positions: torch.Tensor, vit: VisionTransformer) -> torch.Tensor:
     """Positions of a square grid for the model's grid; whatever else is left for the check of shapes."""
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    fits = positions.shape == vit.pos_embed.shape
+    fits = positions.shape == vit.state_dict()["pos_embed"].shape
     if fits or positions.dim() != 3 or math.isqrt(positions.shape[1] - prefix) ** 2 != positions.shape[1] - prefix:
         return positions
     return resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=prefix)
