@@ -51,7 +51,8 @@ def adapt(
 ) -> State:
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
     theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
-    stages, key = [federation.method.adaptation(epochs)], (federation.seed, state.round)
+    stage, key = federation.method.adaptation(epochs), (federation.seed, state.round)
+    stages = [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in theta})]  # newcomers may hold more
     adapted, _ = train(
         federation.method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation"
     )

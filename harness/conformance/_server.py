@@ -33,11 +33,14 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
     federation, state = after_rounds(method, params, 0)
     server, own = cloned(state.server), cloned(federation.personal(state, 0))
     received, theta = federation.theta(state, ALL)
-    for stage in (*federation.method.stages(1), federation.method.adaptation(1)):
-        missing = sorted(stage.rates.keys() - theta.keys())
-        have = ", ".join(sorted(theta))
+    _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
+    visits = [(stage, theta) for stage in federation.method.stages(1)]
+    for stage, held in (*visits, (federation.method.adaptation(1), {**theta, **newcomer})):
+        missing = sorted(stage.rates.keys() - held.keys())
+        have = ", ".join(sorted(held))
         require(not missing, f"stage {stage.name!r} trains {', '.join(missing)}, but a client holds {have}")
-    sent = federation.method.upload(theta, received)
+    closing = federation.method.end_visit(theta, federation.data.ordered(ALL, "train", 8))
+    sent = federation.method.upload({**theta, **closing}, received)
     for what, payload in (("download", received), ("upload", sent)):
         for name, tensor in payload.items():
             require(tensor.dim() > 0 and len(tensor) == len(ALL), f"{what} {name} has no leading axis of clients")
