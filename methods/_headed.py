@@ -86,8 +86,8 @@ class HeadedMethod(Method):
         return head_init(self.params.head_init, self.task.num_classes, self.backbone.width, rng)
 
     def init_server(self, rng: torch.Generator) -> State:
-        prompts = self.init_prompts(rng)
-        return prompts if self.head_mode == "local" else {**prompts, **self._head(rng)}
+        head, prompts = self._head(rng), self.init_prompts(rng)  # drawn alike in every head mode and by every method
+        return prompts if self.head_mode == "local" else {**prompts, **head}
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
         return self._head(rng) if self.head_mode == "local" else {}

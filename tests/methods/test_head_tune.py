@@ -58,3 +58,13 @@ def test_local_heads_do_not_depend_on_others() -> None:
     federation.step(alone, [1])
     federation.step(beside, [0, 1, 3])
     torch.testing.assert_close(beside.personal[1], alone.personal[1], atol=1e-6, rtol=1e-6)
+
+
+def test_methods_start_alike() -> None:
+    """One seed, one first head: differences between methods are not those of a draw."""
+    plain, deep = toy_federation(HeadTune).start(), toy_federation(FedVPTDeep, {"head_mode": "global"}).start()
+    assert torch.equal(plain.server["head.weight"], deep.server["head.weight"])
+    alone, local = toy_federation(LocalHead), toy_federation(FedVPTDeep)
+    heads = [federation.personal(federation.start(), 0)["head.weight"] for federation in (alone, local)]
+    assert torch.equal(*heads)
+    assert torch.equal(deep.server["prompts"], local.start().server["prompts"])
