@@ -1,5 +1,6 @@
 """Train micro-vit, the small backbone that comes with the suite, and measure what its frozen features are worth."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets.glyphs import glyph_100, glyph_domains, glyph_pretrain
+from fedprompt.harness.errors import UserError
 from fedprompt.harness.rng import derive, torch_rng
 
 ARCH: dict[str, Any] = {
@@ -44,18 +46,23 @@ def pretrain(
     out: Path,
     steps: int = 9000,
     seed: int = 0,
-    batch: int = 128,
+    batch: int = 64,
     lr: float = 1e-3,
     warmup: int = 200,
-    first: int = 1200,
+    first: int = 1000,
     data: Dataset | None = None,
+    probes: bool = True,
 ) -> dict[str, Any]:
-    """Train on glyph-pretrain and write the weights without their class head to ``out``.
+    """Train on glyph-pretrain; write the weights without their class head to ``out`` and a record beside it (.json).
 
-    The first ``first`` steps see only the first style, black on white: with all styles from the start this
-    architecture stays at chance for over a thousand steps. Gradients are clipped for the same reason.
-    Returns the settings and the accuracy on held-out images of the pretraining classes.
+    The first ``first`` steps see only the first style, black on white: an early trial that began with all styles
+    stayed at chance for over a thousand steps. Gradients are clipped for the same reason.
+    The record, which is also returned, holds the settings, the accuracy on held-out images of the pretraining
+    classes and, with ``probes``, what ``probe`` measures.
     """
+    if steps < 1:
+        raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 9000).")
+    _check_writable(out)
     data = data or glyph_pretrain()
     model = new_model(seed, data.num_classes)
     optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=True)
@@ -82,13 +89,33 @@ def pretrain(
         name: round(float(right[data.domains[test] == k].mean()), 4) for k, name in enumerate(data.domain_names)
     }
     save(model, out)
-    settings = {"steps": steps, "seed": seed, "batch": batch, "lr": lr, "warmup": warmup, "first": first}
-    return {"settings": settings, "data": data.name, "data_checksum": data.checksum, "held_out_accuracy": held_out}
+    record = {
+        "architecture": ARCH,
+        "parameters": sum(value.numel() for value in load_file(out).values()),
+        "settings": {"steps": steps, "seed": seed, "batch": batch, "lr": lr, "warmup": warmup, "first": first},
+        "data": data.name,
+        "data_checksum": data.checksum,
+        "held_out_accuracy": held_out,
+    }
+    if probes:
+        record["probe"] = probe(out, seed)
+    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _check_writable(out: Path) -> None:
+    """Fail before the work, not after it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        scratch = out.with_suffix(".part")
+        scratch.touch()
+        scratch.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {str(out)!r} ({error.strerror}); choose another place.") from error
 
 
 def save(model: VisionTransformer, out: Path) -> None:
     """Write the weights without the class head, whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_suffix(".part")
     save_file({name: value for name, value in model.state_dict().items() if not name.startswith("head.")}, scratch)
     scratch.replace(out)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from fedprompt.datasets import glyphs
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.harness import pretrain
+from fedprompt.harness.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +25,14 @@ def toy() -> Dataset:
 
 def test_same_seed_same_weights_other_seed_other_weights(tmp_path: Path, toy: Dataset) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        pretrain.pretrain(tmp_path / name, steps=2, seed=seed, batch=4, data=toy)
+        pretrain.pretrain(tmp_path / name, steps=2, seed=seed, batch=4, data=toy, probes=False)
     one, two, three = (load_file(tmp_path / name) for name in "abc")
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert not torch.equal(one["cls_token"], three["cls_token"])
 
 
 def test_training_learns_a_toy_task(tmp_path: Path, toy: Dataset) -> None:
-    record = pretrain.pretrain(tmp_path / "w", steps=20, batch=16, warmup=1, first=2, data=toy)
+    record = pretrain.pretrain(tmp_path / "w", steps=20, batch=16, warmup=1, first=2, data=toy, probes=False)
     assert record["held_out_accuracy"] == {"a": 1.0, "b": 1.0}
 
 
@@ -40,7 +41,7 @@ def test_the_curriculum_begins_with_the_first_style(
 ) -> None:
     seen = []
     monkeypatch.setattr(pretrain, "normalise", lambda images: seen.append(images) or _normalise(images))
-    pretrain.pretrain(tmp_path / "w", steps=2, batch=16, first=1, data=toy)
+    pretrain.pretrain(tmp_path / "w", steps=2, batch=16, first=1, data=toy, probes=False)
     first_style = {image.tobytes() for image in toy.images[toy.domains == 0]}
     assert {image.tobytes() for image in seen[0]} <= first_style
     assert not {image.tobytes() for image in seen[1]} <= first_style
@@ -51,8 +52,22 @@ _normalise = pretrain.normalise
 
 def test_global_random_state_is_left_alone(tmp_path: Path, toy: Dataset) -> None:
     before = torch.get_rng_state()
-    pretrain.pretrain(tmp_path / "w", steps=1, batch=4, data=toy)
+    pretrain.pretrain(tmp_path / "w", steps=1, batch=4, data=toy, probes=False)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_record_is_written_beside_the_weights(tmp_path: Path, toy: Dataset) -> None:
+    record = pretrain.pretrain(tmp_path / "w.safetensors", steps=1, batch=4, data=toy, probes=False)
+    assert json.loads((tmp_path / "w.json").read_text()) == record
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.json", "w.safetensors"]
+
+
+def test_bad_input_is_refused_before_the_work(tmp_path: Path, toy: Dataset) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        pretrain.pretrain(tmp_path / "w", steps=0, data=toy)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        pretrain.pretrain(tmp_path / "file" / "w", data=toy)
 
 
 def test_rate_warms_up_and_ends_at_zero() -> None:
@@ -80,6 +95,6 @@ def test_committed_weights_fit_the_architecture_and_have_no_head() -> None:
 
 def test_committed_weights_saw_some_styles_only_and_beat_random_ones() -> None:
     record = json.loads(pretrain.ASSET.with_suffix(".json").read_text())
-    assert tuple(record["pretraining"]["held_out_accuracy"]) == glyphs.SEEN_STYLES
+    assert tuple(record["held_out_accuracy"]) == glyphs.SEEN_STYLES
     assert set(glyphs.SEEN_STYLES) < set(glyphs.DOMAINS.styles)
     assert record["probe"]["trained"]["mean of styles"] > 2 * record["probe"]["random"]["mean of styles"]
