@@ -15,7 +15,16 @@ from fedprompt.datasets._layouts import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files
 from fedprompt.datasets._prepare import Report, build_store
 from fedprompt.datasets._sources import SOURCES, Source
-from fedprompt.datasets._store import cache_dir, new_store, open_store, read_meta, write_images, write_rest
+from fedprompt.datasets._store import (
+    cache_dir,
+    is_store,
+    new_store,
+    one_writer,
+    open_store,
+    read_meta,
+    write_images,
+    write_rest,
+)
 from fedprompt.harness.errors import UserError, unknown
 
 GROUP = "fedprompt.datasets"
@@ -86,27 +95,25 @@ def _load(name: str, root: Path | None) -> Dataset:
         return loader(root)
     store = _store_of(name)
     if name.startswith(FOLDER):
-        current = _fingerprint(_user_path(name))
-        if (store / "meta.json").exists() and read_meta(store)["fingerprint"] == current:
-            return open_store(store)
+        fingerprint = _fingerprint(_user_path(name))
     else:
-        source = _public_source(name)
-        root = _root(root)
-        if (store / "meta.json").exists():
-            _check_same_source(source, root, store)
-            return open_store(store)
-        if root is None:
-            raise MissingDataError(
-                f"{name} is not prepared; run: fedprompt prepare {name} --root DIR (DIR holds or gets {source.layout})"
-            )
+        fingerprint = ""
+        _check_source(_public_source(name), _root(root), store)
+    if not is_store(store, fingerprint):
+        with one_writer(store):
+            if not is_store(store, fingerprint):
+                _prepare_or_raise(name, root)
+    return open_store(store)
+
+
+def _prepare_or_raise(name: str, root: Path | None) -> None:
     report = prepare(name, root, download=False)
     if report.dataset is None:
         path, reason = report.unreadable[0]
         raise UserError(
             f"{name}: {len(report.unreadable)} unreadable images, the first is {path} ({reason}); "
-            f"repair them or run: fedprompt prepare {name} --root {root or 'DIR'} --skip-bad"
+            f"repair them or run: fedprompt prepare {name} --root {_root(root) or 'DIR'} --skip-bad"
         )
-    return report.dataset
 
 
 def _outside() -> dict[str, EntryPoint]:
@@ -155,8 +162,15 @@ def _fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_same_source(source: Source, root: Path | None, store: Path) -> None:
-    """The store must come from the root that the caller names, if that holds the data set at all."""
+def _check_source(source: Source, root: Path | None, store: Path) -> None:
+    """There must be a store or a root; and a store must come from the root that is named, if that holds the data."""
+    if not is_store(store):
+        if root is None:
+            raise MissingDataError(
+                f"{source.name} is not prepared; run: fedprompt prepare {source.name} --root DIR "
+                f"(DIR holds or gets {source.layout})"
+            )
+        return
     try:
         folder = str(source.find(root).resolve()) if root else None
     except MissingDataError:
@@ -173,12 +187,17 @@ def _resized(dataset: Dataset, size: int) -> Dataset:
     """The data set at another image size, from a store kept for this content and size."""
     label = dataset.name.split(":")[0]
     folder = cache_dir() / "resized" / f"{label}-{dataset.checksum[:16]}-{size}"
-    if (folder / "meta.json").exists():
-        return open_store(folder)
+    if not is_store(folder):
+        with one_writer(folder):
+            if not is_store(folder):
+                _write_resized(dataset, size, folder)
+    return open_store(folder)
+
+
+def _write_resized(dataset: Dataset, size: int, folder: Path) -> None:
     arrays = {"labels": dataset.labels, "domains": dataset.domains, "is_test": dataset.is_test}
     with new_store(folder) as scratch:
         images = with_progress(dataset.images, f"resizing {dataset.name} to {size} px", len(dataset.images))
         pictures = (Image.fromarray(np.ascontiguousarray(np.moveaxis(image, 0, -1))) for image in images)
         write_images(scratch, (to_array(picture, size)[None] for picture in pictures))
         write_rest(scratch, dataset.name, arrays, dataset.class_names, dataset.domain_names)
-    return open_store(folder)

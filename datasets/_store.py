@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from filelock import FileLock
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.harness.errors import UserError
@@ -54,6 +55,21 @@ def write_store(
         write_images(scratch, [arrays["images"]])
         write_rest(scratch, name, arrays, class_names, domain_names, **notes)
     return open_store(folder)
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Others who want to write the same store wait, and can then open it instead."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -139,18 +155,30 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "meta.json").read_text())
 
 
+def is_store(folder: Path, fingerprint: str = "") -> bool:
+    """Whether a store is there, and was made from the files that ``fingerprint`` stands for."""
+    try:
+        return read_meta(folder).get("fingerprint", "") == fingerprint
+    except (OSError, ValueError):
+        return False
+
+
 def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
 def _take_place(scratch: Path, folder: Path) -> None:
+    """Two renames, so that a reader finds the old store or the new one, and hardly ever none."""
+    old = scratch.with_name(f"{scratch.name}-old")
     if folder.exists():
-        shutil.rmtree(folder)
+        folder.rename(old)
     try:
         scratch.rename(folder)
     except OSError:
         if not (folder / "meta.json").exists():  # else a neighbour process finished the same store first
             raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_stale(folder: Path) -> None:

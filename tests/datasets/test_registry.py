@@ -2,6 +2,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -143,7 +144,17 @@ def test_unreadable_files_stop_loading_with_one_line(office: Path, own_cache: Pa
     with pytest.raises(UserError, match=r"1 unreadable images, the first is .*amazon/c3/1\.png .*--skip-bad") as caught:
         load_dataset("office-caltech10", root=office)
     assert "\n" not in str(caught.value)
-    assert list((own_cache / "datasets").iterdir()) == []
+    assert [path for path in (own_cache / "datasets").iterdir() if path.is_dir()] == []
+
+
+def test_two_who_come_at_once_prepare_it_once(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build = registry.build_store
+    monkeypatch.setattr(registry, "build_store", lambda *args: built.append(args[0]) or build(*args))
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: load_dataset("office-caltech10", root=office), range(2)))
+    assert built == ["office-caltech10"]
+    assert both[0].checksum == both[1].checksum
 
 
 def entry_point(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
