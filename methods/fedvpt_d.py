@@ -1,14 +1,16 @@
 """FedVPT-D: FedVPT with a prompt of its own for every block."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedprompt.harness.backbone import deep
+from fedprompt.harness.backbone import FrozenViT, deep
 from fedprompt.harness.batch import Batch
+from fedprompt.harness.errors import UserError
 from fedprompt.harness.fields import option
-from fedprompt.methods._contract import State
+from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import PromptParams, prompt_init
 from fedprompt.methods.fedvpt import FedVPT
 
@@ -26,9 +28,14 @@ class FedVPTDeep(FedVPT):
     payload_formula = "L*T*d each way (+ C*d + C with a global head)"
     Params = DeepParams
 
-    @property
-    def depth(self) -> int:
-        return min(self.params.depth or self.backbone.depth, self.backbone.depth)
+    def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        if params.depth > backbone.depth:
+            raise UserError(
+                f"method {self.name!r}: depth = {params.depth}, but backbone {backbone.name!r} has {backbone.depth} "
+                f"blocks; use 1 to {backbone.depth}, or 0 for all."
+            )
+        self.depth = int(params.depth) or backbone.depth
 
     def prompt_floats(self) -> int:
         return self.depth * super().prompt_floats()

@@ -68,12 +68,14 @@ def test_an_absent_client_has_mean_zero_and_gradient_zero() -> None:
 
 @given(SIZES, st.integers(0, 3))
 def test_noise_does_not_depend_on_neighbours_or_padding(sizes: list[int], extra: int) -> None:
-    together = make(sizes, max(sizes) + extra).normal(2)
+    batch = make(sizes, max(sizes) + extra)
+    together = [batch.normal(2), batch.uniform(2)]  # the second draw tells how much the first one took
     for client, size in enumerate(sizes):
         if size:
-            alone = make([size], clients=[client]).normal(2)
-            assert torch.equal(together[client, :size], alone[0])
-        assert together[client, size:].eq(0).all()
+            alone = make([size], clients=[client])
+            assert torch.equal(together[0][client, :size], alone.normal(2)[0])
+            assert torch.equal(together[1][client, :size], alone.uniform(2)[0])
+        assert together[0][client, size:].eq(0).all()
 
 
 def test_noise_goes_on_from_batch_to_batch() -> None:

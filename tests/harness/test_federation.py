@@ -1,5 +1,5 @@
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import nn
 
 from fedprompt.datasets._partition import Partition
 from fedprompt.harness.backbone import FrozenViT
+from fedprompt.harness.batch import Batch
 from fedprompt.harness.clients import ClientData
 from fedprompt.harness.federation import Federation, FederationState, auto_stack
 from fedprompt.harness.fields import build
@@ -277,6 +278,27 @@ def test_each_way_is_counted_for_itself() -> None:
     head = 4 * 32 + 4
     assert (log.floats_down, log.floats_up) == (2 * head, 4 * head)
     assert (log.bytes_down, log.bytes_up) == (2 * 4 * head, 2 * 6 * head)
+
+
+class Counting(HeadTune):
+    """Sends, besides its head, how many training images it has; nobody downloads that."""
+
+    name = "counting"
+
+    def end_visit(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
+        return {"count": sum(batch.mask.sum(1) for batch in batches)[:, None].float()}  # type: ignore[index]
+
+    def upload(self, theta: State, received: State) -> State:
+        return {**super().upload(theta, received), "count": theta["count"]}
+
+
+def test_statistics_of_a_visit_can_be_sent() -> None:
+    federation = toy_federation(Counting, agg_weights="uniform")
+    state = federation.start()
+    state.server["count"] = torch.zeros(1)
+    federation.step(state, [0, 2])
+    assert state.server["count"].item() == 17  # of 13 and 21
+    assert state.personal == {0: {}, 2: {}}
 
 
 def test_a_method_that_sends_nothing_still_trains() -> None:

@@ -1,9 +1,11 @@
 import dataclasses
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedprompt.harness.batch import Batch
 from fedprompt.harness.clients import ClientData
 from fedprompt.harness.federation import Federation
 from fedprompt.harness.protocol import Protocol
@@ -130,3 +132,46 @@ def test_what_is_unstacked_is_a_copy() -> None:
     stacked = stack_states([{"a": torch.zeros(2)}, {"a": torch.ones(2)}])
     unstack_state(stacked, 1)["a"].fill_(9)
     assert stacked["a"].tolist() == [[0, 0], [1, 1]]
+
+
+class Hooked(HeadTune):
+    """Uses every hook of a visit: a constant, a counter, a step of which the head's weight takes half."""
+
+    name = "hooked"
+
+    def begin_visit(self, theta: State, round_: int) -> State:
+        return {"constant": torch.full((len(theta["head.bias"]),), 10.0 * round_)}
+
+    def observe(self, theta: State, batch: Batch) -> State:
+        assert torch.equal(batch.start["constant"], torch.full((len(batch.clients),), 10.0))
+        return {"seen": theta["seen"] + batch.mask.sum(1)}
+
+    def project_step(self, name: str, step: Tensor, start: Mapping[str, Tensor]) -> Tensor:
+        return step * start["constant"].view(-1, 1, 1) / 20 if name == "head.weight" else step
+
+    def end_visit(self, theta: State, batches: Iterable[Batch]) -> State:
+        return {"total": sum((batch.mask.sum(1) for batch in batches), torch.zeros(len(theta["seen"])))}
+
+
+def test_hooks_of_a_visit() -> None:
+    plain, hooked = toy_federation(HeadTune), toy_federation(Hooked)
+    start = {**plain.theta(plain.start(), [3, 1])[1], "seen": torch.zeros(2)}
+    one = [Stage("train", HEAD, 1)]
+    whole, _ = visit(plain, [3, 1], one, theta=start)  # five and eight images: one step for both
+    half, _ = visit(hooked, [3, 1], one, theta=start)
+    torch.testing.assert_close(
+        half["head.weight"] - start["head.weight"], (whole["head.weight"] - start["head.weight"]) / 2
+    )
+    torch.testing.assert_close(half["head.bias"], whole["head.bias"])
+    assert half["seen"].tolist() == [5, 8]
+    assert "constant" not in half
+
+
+def test_the_start_of_a_visit_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = toy_federation(HeadTune)
+    _, start = federation.theta(federation.start(), [2])
+    seen: list[Tensor] = []
+    monkeypatch.setattr(federation.method, "observe", lambda _, batch: seen.append(batch.start["head.weight"]) or {})
+    visit(federation, [2], [Stage("train", HEAD, 2)], theta=start)
+    assert len(seen) == 6
+    assert all(torch.equal(value, start["head.weight"]) for value in seen)

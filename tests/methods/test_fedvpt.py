@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fedprompt.harness.errors import UserError
 from fedprompt.harness.federation import Federation
 from fedprompt.harness.toy import toy_federation
 from fedprompt.methods import Method
@@ -19,6 +20,11 @@ def test_shapes_of_the_prompts() -> None:
     assert toy_federation(FedVPT).start().server["prompt"].shape == (10, 32)
     assert toy_federation(FedVPTDeep).start().server["prompts"].shape == (3, 10, 32)
     assert toy_federation(FedVPTDeep, {"depth": 2, "length": 4}).start().server["prompts"].shape == (2, 4, 32)
+
+
+def test_more_prompted_blocks_than_there_are_is_refused() -> None:
+    with pytest.raises(UserError, match=r"depth = 4, but backbone 'toy' has 3 blocks; use 1 to 3"):
+        toy_federation(FedVPTDeep, {"depth": 4})
 
 
 @BOTH
