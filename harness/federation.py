@@ -39,6 +39,7 @@ class RoundLog:
     floats_up: int
     bytes_down: int
     bytes_up: int
+    diagnostics: dict[str, float] = field(default_factory=dict)  # what the method itself had to say, cohort means
 
 
 class Federation:
@@ -91,7 +92,7 @@ class Federation:
         round_ = state.round + 1
         cohort = self.cohort(round_) if cohort is None else tuple(cohort)
         uploads: dict[int, State] = {}
-        losses: dict[int, float] = {}
+        numbers: dict[int, dict[str, float]] = {}
         personal, local = dict(state.personal), dict(state.local)
         down = up = (0, 0)
         for clients in self.stacks(cohort):
@@ -100,11 +101,12 @@ class Federation:
             stages = self.method.stages(self.protocol.epochs)
             theta, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
             theta |= self.method.end_visit(theta, self.data.ordered(clients, "train", self.protocol.batch_size))
+            told = {**self.diagnostics(theta, clients, round_), "loss": loss}
             sent = self.method.upload(theta, received)
             down, up = _add(down, _count(received)), _add(up, _count(sent))
             for position, client in enumerate(clients):
                 uploads[client] = unstack_state(sent, position)
-                losses[client] = float(loss[position])
+                numbers[client] = {name: float(value[position]) for name, value in told.items()}
                 personal[client] = unstack_state({k: theta[k] for k in sorted(kept)}, position)
                 if self.protocol.eval_point == "post_local":
                     local[client] = unstack_state(theta, position)
@@ -113,8 +115,14 @@ class Federation:
         weights = self.weights(order)
         state.server = self.method.aggregate(state.server, stacked, weights, order)
         state.personal, state.local, state.round = personal, local, round_
-        mean_loss = sum(losses[client] for client in order) / len(order)
-        return RoundLog(round_, tuple(order), mean_loss, down[0], up[0], down[1], up[1])
+        means = {name: sum(numbers[client][name] for client in order) / len(order) for name in numbers[order[0]]}
+        return RoundLog(round_, tuple(order), means.pop("loss"), down[0], up[0], down[1], up[1], means)
+
+    def diagnostics(self, theta: State, clients: Sequence[int], round_: int) -> State:
+        """The method's own numbers on each client's first training images; consumes nothing of training."""
+        rngs = [torch_rng(self.seed, "evaluation", "diagnostics", round_, client) for client in clients]
+        first = [torch.arange(min(self.data.size(client), self.protocol.batch_size)) for client in clients]
+        return self.method.diagnostics(theta, self.data.batch(clients, "train", first, rngs, "diagnose"))
 
     def weights(self, clients: Sequence[int]) -> Tensor:
         uniform = self.protocol.agg_weights == "uniform"

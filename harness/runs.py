@@ -4,7 +4,7 @@
     checkpoint.safetensors  the state after the last finished round, with all records so far
     partition.npz           who has what
     records.csv             a row a client and evaluated round
-    rounds.csv              a row a round: cohort, loss, floats and bytes each way
+    rounds.csv              a row a round: cohort, loss, floats and bytes each way, the method's own diagnostics
     summary.json            the reported numbers, the partition's hash, the data's checksum, the environment
     failed.json             why the last try stopped, if it did
     done                    written last; the run is finished
@@ -157,12 +157,17 @@ def finish(folder: Path, cell: Cell, run: Run, summary: dict[str, object], parti
     records = pd.DataFrame([asdict(record) for record in run.records])
     records.insert(0, "seed", cell.seed)
     records["partition"] = partition_hash[:16]
-    rounds = pd.DataFrame([{**asdict(log), "cohort": " ".join(map(str, log.cohort))} for log in run.logs])
+    rounds = pd.DataFrame([_row(log) for log in run.logs])
     write_atomic(folder / "records.csv", records.to_csv(index=False).encode())
     write_atomic(folder / "rounds.csv", rounds.to_csv(index=False).encode())
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1, sort_keys=True).encode())
     (folder / FAILED).unlink(missing_ok=True)
     write_atomic(folder / DONE, b"")
+
+
+def _row(log: RoundLog) -> dict[str, object]:
+    row = {**asdict(log), "cohort": " ".join(map(str, log.cohort))}
+    return row | {f"diagnostics/{name}": value for name, value in row.pop("diagnostics").items()}
 
 
 def note_failure(folder: Path, reason: str) -> None:

@@ -50,6 +50,8 @@ def train(
                 leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
                 loss = method.loss({**theta, **leaves}, batch)
                 grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+                theta |= method.observe(theta, batch)  # before anything moves
+                grads = clipped(grads, method.clip_norm())
                 active = batch.mask.any(1)
                 for (name, rate), grad in zip(stage.rates.items(), grads, strict=True):
                     value = leaves[name].detach()
@@ -60,6 +62,15 @@ def train(
                 losses += torch.where(active, loss.detach(), 0)
                 steps += active
     return theta, (losses / steps.clamp(min=1)).cpu()
+
+
+def clipped(grads: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:
+    """Gradients of clients whose own norm, over all tensors together, exceeds ``limit``, shortened to it."""
+    present = [grad.flatten(1).square().sum(1) for grad in grads if grad is not None]
+    if limit is None or not present:
+        return grads
+    factor = (limit / torch.stack(present).sum(0).sqrt().clamp(min=1e-30)).clamp(max=1)
+    return [None if grad is None else grad * factor.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
 
 
 def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -71,6 +71,11 @@ class Method(ABC):
             )
         self.params, self.backbone, self.task = params, backbone, task
 
+    @classmethod
+    def feature_depth(cls, params: Any) -> int | None:  # noqa: ARG003
+        """Blocks after which ``batch.features`` are taken (the final norm is applied in any case); None means all."""
+        return None
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -99,12 +104,24 @@ class Method(ABC):
         """Constants of a visit, computed once from what the clients hold at its start; found in ``batch.start``."""
         return {}
 
+    def observe(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
+        """Counters as they are after this training step, from theta as the step found it; they replace theta's."""
+        return {}
+
+    def clip_norm(self) -> float | None:
+        """The largest norm a client's gradient may have, over all that trains; longer ones are shortened to it."""
+        return None
+
     def project_step(self, name: str, step: Tensor, start: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """The optimiser's complete step (learning rate and momentum included) as it is really taken."""
         return step
 
     def end_visit(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
         """Statistics of the clients' training data under what they have just trained; joins theta before the upload."""
+        return {}
+
+    def diagnostics(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
+        """Numbers worth a curve, (K,) each: taken after training on each client's first batch, logged every round."""
         return {}
 
     def stages(self, epochs: int) -> Sequence[Stage]:
