@@ -11,7 +11,11 @@ from fedprompt.harness.evaluation import Record
 
 
 def records_frame(records: Iterable[Record]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(records), columns=list(Record.__dataclass_fields__))
+    return with_accuracy(pd.DataFrame(list(records), columns=list(Record.__dataclass_fields__)))
+
+
+def with_accuracy(frame: pd.DataFrame) -> pd.DataFrame:
+    """Records with the share of correct predictions; none where a client has no test data."""
     return frame.assign(accuracy=frame["correct"] / frame["total"].where(frame["total"] > 0))
 
 

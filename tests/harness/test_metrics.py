@@ -1,81 +1,76 @@
-import math
+"""Accuracies of three clients over twelve rounds, chosen so that every wrong order gives another number."""
 
-import pandas as pd
 import pytest
 
 from fedprompt.harness.evaluation import Record
 from fedprompt.harness.metrics import per_round, records_frame, summarise
 
-
-def table() -> pd.DataFrame:
-    """Three clients, twelve rounds, ten test images each; the worst client alternates between 0 and 1.
-
-    In rounds 1 and 2 nobody is right. Client 2 has taken part from round 4 on, the others always.
-    """
-    records = []
-    for round_ in range(1, 13):
-        correct = (0, 0, 0) if round_ < 3 else (2, 6, 10) if round_ % 2 else (6, 4, 8)
-        records += [Record(round_, client, hits, 10, client < 2 or round_ > 3) for client, hits in enumerate(correct)]
-    return records_frame(records)
+# Rounds 1 and 2 do not count. After that, client 0 is the worst of the odd rounds and client 1 of the even ones.
+EARLY, ODD, EVEN = (0.0, 0.0, 0.0), (0.2, 0.6, 1.0), (0.8, 0.4, 1.0)
+TWELVE = [EARLY, EARLY, *[ODD, EVEN] * 5]
 
 
-def test_average_and_worst_local_of_a_round() -> None:
-    rounds = per_round(table())
-    assert rounds.loc[3].tolist() == pytest.approx([0.6, 0.2])
-    assert rounds.loc[4].tolist() == pytest.approx([0.6, 0.4])
+def table(rounds: list[tuple[float, ...]], never: tuple[int, ...] = ()) -> list[Record]:
+    return [
+        Record(round_, client, round(100 * accuracy), 100, client not in never)
+        for round_, row in enumerate(rounds, start=1)
+        for client, accuracy in enumerate(row)
+    ]
 
 
-def test_reported_values_are_means_over_the_last_ten_rounds() -> None:
-    summary = summarise(table(), rounds=12, last=10, never_sampled="finetune")
+def test_minimum_is_taken_inside_a_round_then_the_mean_over_rounds() -> None:
+    summary = summarise(records_frame(table(TWELVE)), 12, 10, "finetune")
+    assert summary["worst_local"] == pytest.approx(0.3)  # the minimum of the clients' means would be 0.5
+    assert summary["average"] == pytest.approx((0.6 + 2.2 / 3) / 2)
+
+
+def test_exactly_the_last_ten_rounds_count() -> None:
+    rounds = [(1.0, 1.0, 1.0)] * 2 + [(0.0, 0.0, 0.0)] * 10
+    summary = summarise(records_frame(table(rounds)), 12, 10, "finetune")
+    assert (summary["average"], summary["rounds_counted"]) == (0.0, 10.0)
+
+
+def test_fewer_rounds_than_ten_all_count_and_are_named() -> None:
+    summary = summarise(records_frame(table([ODD, EVEN, ODD])), 3, 10, "finetune")
+    assert summary["worst_local"] == pytest.approx((0.2 + 0.4 + 0.2) / 3)
+    assert summary["rounds_counted"] == 3
+
+
+def test_clients_weigh_the_same_whatever_their_size() -> None:
+    records = [Record(1, 0, 10, 10, True), Record(1, 1, 0, 990, True)]
+    assert summarise(records_frame(records), 1, 10, "finetune")["average"] == 0.5
+
+
+def test_a_counted_round_without_evaluation_is_an_error() -> None:
+    records = [record for record in table(TWELVE) if record.round != 7]
+    with pytest.raises(ValueError, match="rounds 3 to 12 must all be evaluated"):
+        summarise(records_frame(records), 12, 10, "finetune")
+
+
+@pytest.mark.parametrize(("policy", "worst"), [("finetune", 0.3), ("as_is", 0.3), ("exclude", 0.5)])
+def test_never_sampled_client_counts_by_policy(policy: str, worst: float) -> None:
+    """Without client 0 the worst are 0.6 and 0.4."""
+    summary = summarise(records_frame(table(TWELVE, never=(0,))), 12, 10, policy)
+    assert summary["worst_local"] == pytest.approx(worst)
+    assert summary["worst_local_exclude"] == pytest.approx(0.5)
+    assert summary["never_sampled"] == 1
+
+
+def test_a_client_is_left_out_only_until_it_takes_part() -> None:
+    records = [Record(1, 0, 0, 10, False), Record(1, 1, 8, 10, True), Record(2, 0, 2, 10, True)]
+    rounds = per_round(records_frame([*records, Record(2, 1, 8, 10, True)]), exclude_never_sampled=True)
+    assert rounds["average"].tolist() == [0.8, 0.5]
+
+
+def test_unseen_clients_have_a_number_of_their_own() -> None:
+    records = [*table([(0.5, 0.7)]), Record(1, 2, 10, 100, False, unseen=True), Record(1, 3, 30, 100, False, True)]
+    summary = summarise(records_frame(records), 1, 10, "finetune")
     assert summary["average"] == pytest.approx(0.6)
-    assert summary["worst_local"] == pytest.approx(0.3)  # of 0.2 and 0.4 in turn
-    assert summary["rounds_counted"] == 10
-
-
-def test_the_minimum_is_taken_before_the_mean() -> None:
-    wrong_order = table().query("round >= 3").groupby("client")["accuracy"].mean().min()
-    assert wrong_order == pytest.approx(0.4)
-    assert summarise(table(), 12, 10, "finetune")["worst_local"] != pytest.approx(wrong_order)
-
-
-def test_fewer_rounds_are_all_counted_and_named() -> None:
-    first = table().query("round <= 4")
-    summary = summarise(first, rounds=4, last=10, never_sampled="finetune")
-    assert summary["average"] == pytest.approx(0.3)
-    assert summary["rounds_counted"] == 4
-
-
-def test_clients_that_never_took_part_are_left_out_where_asked() -> None:
-    summary = summarise(table(), 12, 10, "finetune")
-    assert summary["average_exclude"] == pytest.approx((0.4 + 9 * 0.6) / 10)  # round 3 without client 2
-    assert summarise(table(), 12, 10, "exclude")["average"] == summary["average_exclude"]
-    assert summarise(table(), 12, 10, "as_is")["average"] == summary["average"]
-
-
-def test_never_sampled_clients_are_counted() -> None:
-    assert summarise(table().query("round <= 3"), 3, 10, "finetune")["never_sampled"] == 1
-    assert summarise(table(), 12, 10, "finetune")["never_sampled"] == 0
-
-
-def test_clients_count_equally_whatever_their_size() -> None:
-    frame = records_frame([Record(1, 0, 1, 1, True), Record(1, 1, 0, 99, True)])
-    assert summarise(frame, 1, 10, "finetune")["average"] == 0.5
-
-
-def test_unseen_clients_are_reported_apart() -> None:
-    unseen = records_frame([Record(12, 7, 9, 10, False, True), Record(12, 8, 7, 10, False, True)])
-    summary = summarise(pd.concat([table(), unseen]), 12, 10, "finetune")
-    assert summary["unseen_average"] == pytest.approx(0.8)
-    assert summary["average"] == pytest.approx(0.6)
+    assert summary["unseen_average"] == pytest.approx(0.2)
     assert summary["never_sampled"] == 0
 
 
-def test_a_client_without_test_data_has_no_accuracy() -> None:
-    frame = records_frame([Record(1, 0, 0, 0, True), Record(1, 1, 3, 4, True)])
-    assert math.isnan(frame["accuracy"][0])
-    assert summarise(frame, 1, 10, "finetune")["worst_local"] == 0.75
-
-
-def test_a_round_that_was_not_evaluated_is_noticed() -> None:
-    with pytest.raises(ValueError, match="rounds 3 to 12 must all be evaluated"):
-        summarise(table().query("round != 7"), 12, 10, "finetune")
+def test_a_client_without_test_data_is_in_no_mean() -> None:
+    records = [Record(1, 0, 0, 0, True), Record(1, 1, 3, 4, True)]
+    summary = summarise(records_frame(records), 1, 10, "finetune")
+    assert (summary["average"], summary["worst_local"]) == (0.75, 0.75)
