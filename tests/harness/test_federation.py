@@ -172,6 +172,15 @@ def test_personal_state_survives_rounds_without_its_client() -> None:
     assert not same(state.personal[0], state.personal[1])
 
 
+def test_a_visit_begins_where_the_last_one_ended() -> None:
+    federation = toy_federation(LocalHead)
+    state = federation.start()
+    federation.step(state, [0])
+    _, theta = federation.theta(state, [0, 3])
+    assert torch.equal(theta["head.weight"][0], state.personal[0]["head.weight"])
+    assert torch.equal(theta["head.weight"][1], federation.personal(federation.start(), 3)["head.weight"])
+
+
 def test_nothing_is_shared_between_clients_or_with_the_server() -> None:
     federation = toy_federation(FedVPT, eval_point="post_local", epochs=0)
     state = federation.start()
