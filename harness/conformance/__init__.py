@@ -18,7 +18,7 @@ from fedprompt.harness.conformance._client import (
     stacking,
     trainable_tensors_move,
 )
-from fedprompt.harness.conformance._lab import ConformanceError, Params
+from fedprompt.harness.conformance._lab import ConformanceError, Params, one_thread
 from fedprompt.harness.conformance._run import (
     arguments_untouched,
     evaluation_without_side_effects,
@@ -98,7 +98,8 @@ def check_property(property_: Property, method: type[Method], params: Params = N
     start = time.perf_counter()
     reason = ""
     try:
-        property_.check(method, params)
+        with one_thread():
+            property_.check(method, params)
     except ConformanceError as error:
         reason = str(error)
     except Exception as error:

@@ -95,11 +95,12 @@ def gradient_matches_the_loss(method: type[Method], params: Params) -> None:
 def loss_falls(method: type[Method], params: Params) -> None:
     """training lowers the loss of the toy"""
     federation, state = after_rounds(method, params, 0, epochs=2)
-    losses = [federation.step(state).loss for _ in range(5)]
+    # Eight rounds, because an objective may change until each of a method's parts has had its turn (groups of SGPT).
+    losses = [federation.step(state).loss for _ in range(8)]
     # The baselines lose 13 % here; 1 % tells learning from standing still.
     require(
         losses[-1] < losses[0] - 0.01 * abs(losses[0]),
-        f"the mean training loss went from {losses[0]:.4f} in round 1 to {losses[-1]:.4f} in round 5",
+        f"the mean training loss went from {losses[0]:.4f} in round 1 to {losses[-1]:.4f} in round 8",
     )
 
 

@@ -54,7 +54,8 @@ def same_layout(expected: State, found: State, when: str) -> None:
 def same_bits(expected: State, found: State, when: str) -> None:
     same_layout(expected, found, when)
     for name, tensor in expected.items():
-        require(torch.equal(tensor, found[name]), f"{when}: {name} differs by up to {gap(tensor, found[name]):.2g}")
+        if not torch.equal(tensor, found[name]):
+            raise ConformanceError(f"{when}: {name} differs by up to {gap(tensor, found[name]):.2g}")
 
 
 def close(expected: State, found: State, when: str, tolerance: float) -> None:
@@ -124,6 +125,17 @@ def check_logits(federation: Federation, theta: State, clients: Sequence[int], w
     require(tuple(scores.shape) == expected, f"{who}: logits are {tuple(scores.shape)}, not (K, B, C) = {expected}")
     bad = int((~torch.isfinite(scores[batch.mask])).sum())
     require(bad == 0, f"{who}: {bad} of {scores[batch.mask].numel()} logits are not finite")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of the toy are too small to share out: more threads than idle cores make it many times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

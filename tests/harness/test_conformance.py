@@ -31,9 +31,9 @@ def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
     assert failures(method) == {}
 
 
-@pytest.mark.parametrize("head_mode", ["global", "global_then_ft"])
-def test_a_global_head_conforms(head_mode: str) -> None:
-    assert failures(FedVPT, {"head_mode": head_mode}) == {}
+@pytest.mark.parametrize("params", [{"head_mode": "global_then_ft"}, {"length": 0}, {"head_init": "zeros"}], ids=str)
+def test_other_parameters_conform(params: dict[str, object]) -> None:
+    assert failures(FedVPT, params) == {}
 
 
 @pytest.mark.parametrize(("method", "name"), BROKEN, ids=[f"{method.__name__}-{name}" for method, name in BROKEN])
