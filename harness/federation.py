@@ -97,7 +97,7 @@ class Federation:
         down = up = (0, 0)
         for clients in self.stacks(cohort):
             received, theta = self.theta(state, clients)
-            kept = theta.keys() - received.keys()
+            held, kept = list(theta), sorted(theta.keys() - received.keys())  # not what a visit adds for the server
             stages = self.method.stages(self.protocol.epochs)
             theta, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
             theta |= self.method.end_visit(theta, self.data.ordered(clients, "train", self.protocol.batch_size))
@@ -107,9 +107,9 @@ class Federation:
             for position, client in enumerate(clients):
                 uploads[client] = unstack_state(sent, position)
                 numbers[client] = {name: float(value[position]) for name, value in told.items()}
-                personal[client] = unstack_state({k: theta[k] for k in sorted(kept)}, position)
+                personal[client] = unstack_state({k: theta[k] for k in kept}, position)
                 if self.protocol.eval_point == "post_local":
-                    local[client] = unstack_state(theta, position)
+                    local[client] = unstack_state({k: theta[k] for k in held}, position)
         order = sorted(cohort)  # sums are taken in one order, whatever order the clients trained in
         stacked = stack_states([uploads[client] for client in order])
         weights = self.weights(order)

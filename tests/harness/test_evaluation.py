@@ -80,10 +80,12 @@ def test_only_the_clients_asked_for_and_the_split_asked_for() -> None:
 
 
 def test_predictions_restricted_to_the_classes_of_the_client() -> None:
-    train = [{0: 2, 1: 2}, {2: 1, 1: 2}, {0: 1, 1: 1, 2: 1, 3: 1}, {0: 3}]
+    train = [{0: 2, 1: 2}, {2: 1, 1: 2}, {0: 3}, {0: 1, 1: 1, 2: 1, 3: 1}]
     federation, state = after(Stubborn, [], partition=by_class(train, TEST), mask_local_classes=True)
-    # Ranked 3, 2, 1, 0, the clients now answer 1, 2, 3 and 0.
-    assert counted(evaluate(federation, state)) == [(0, 0, 4), (1, 4, 5), (2, 0, 2), (3, 0, 11)]
+    # Ranked 3, 2, 1, 0, the clients now answer 1, 2, 0 and 3; padding, whose label reads 0, is nobody's success.
+    wanted = [(0, 0, 4), (1, 4, 5), (2, 0, 2), (3, 11, 11)]
+    assert counted(evaluate(federation, state)) == wanted
+    assert counted(evaluate(federation, state, clients=[1, 3])) == [wanted[1], wanted[3]]
 
 
 def test_records_say_the_round_and_who_took_part() -> None:

@@ -302,12 +302,12 @@ class Counting(HeadTune):
 
 
 def test_statistics_of_a_visit_can_be_sent() -> None:
-    federation = toy_federation(Counting, agg_weights="uniform")
+    federation = toy_federation(Counting, agg_weights="uniform", eval_point="post_local")
     state = federation.start()
-    state.server["count"] = torch.zeros(1)
     federation.step(state, [0, 2])
     assert state.server["count"].item() == 17  # of 13 and 21
     assert state.personal == {0: {}, 2: {}}
+    assert state.local[0].keys() == {"head.weight", "head.bias"}
 
 
 def test_a_method_that_sends_nothing_still_trains() -> None:
