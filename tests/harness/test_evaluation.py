@@ -209,8 +209,15 @@ def test_post_local_adaptation_starts_from_what_the_client_trained() -> None:
 # -- no side effects --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry().names())
-@pytest.mark.parametrize("options", [{}, {"eval_point": "post_local"}, {"eval_ft_epochs": 1}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedvpt", {}),
+        ("head-tune-ft", {}),
+        ("fedvpt", {"eval_ft_epochs": 1}),
+        *[(name, {"eval_point": "post_local"}) for name in registry().names()],
+    ],
+)
 def test_evaluating_or_not_ends_in_the_same_bits(name: str, options: dict[str, Any]) -> None:
     ends = []
     for evaluating in (True, False):
