@@ -232,7 +232,7 @@ def test_a_wide_table_is_continued_and_fits_a_hundred_columns() -> None:
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 100
     assert (text.count("65.00±7.07"), text.count("[66.00±7.07]")) == (12, 12)
-    assert text.count("Feature shift (continued)") == 1
+    assert text.count("Feature shift (continued)") == 2
 
 
 def test_csv_is_long_and_complete(tmp_path: Path, uri: str) -> None:
