@@ -1,0 +1,165 @@
+"""pFedPG: the server generates each client's prompt from a descriptor and learns from where training moved it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.backbone import FrozenViT, shallow
+from fedprompt.harness.batch import Batch
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.fields import option
+from fedprompt.methods._contract import Stage, State, Task
+from fedprompt.methods._headed import PromptParams
+from fedprompt.methods.fedvpt import FedVPT
+
+MATRICES = ("query", "key", "value", "out")
+GENERATOR = ("base", *MATRICES, "shift")
+LEARNED = (*GENERATOR, "descriptors")
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's usual constants
+
+
+@dataclass(frozen=True)
+class GeneratorParams(PromptParams):
+    lr: float = option(0.01, "learning rate of the prompt", low=0, paper="tuned", grid=(0.01, 0.05, 0.1, 0.25))
+    head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0)
+    gen_lr: float = option(
+        0.1, "learning rate of the generator and the descriptors", low=0, paper="tuned", grid=(0.001, 0.01, 0.05, 0.1)
+    )
+    gen_optimizer: str = option("sgd", "optimiser of the generator", choices=("sgd", "adam"))
+    gen_weights: str = option(
+        "uniform", "weights of the cohort in the generator's gradient", choices=("uniform", "protocol")
+    )
+    clip: float = option(50.0, "largest norm of the generator's gradient", low=0)
+    heads: int = option(1, "attention heads of the generator; must divide the width", low=1)
+
+
+def generate(generator: State, descriptors: Tensor, heads: int = 1) -> Tensor:
+    """Prompts (K, T, d) of descriptors (K, d): the base plus one attended vector, the same in all T rows.
+
+    The generator's tensors are the server's, or stacked copies with a leading axis of clients.
+    """
+
+    def split(rows: Tensor) -> Tensor:  # (..., n, d) to (..., heads, n, d / heads)
+        return rows.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+    base = generator["base"]
+    query = split(descriptors[:, None] @ generator["query"])
+    key, value = split(base @ generator["key"]), split(base @ generator["value"])
+    attention = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+    context = (attention @ value).transpose(-2, -3).flatten(-2)
+    return base + context @ generator["out"] + generator["shift"][..., None, :]
+
+
+def clipped(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
+    """All gradients scaled together so that their common norm is at most ``norm``."""
+    grads = list(grads)
+    total = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+    scale = (norm / total.clamp(min=1e-12)).clamp(max=1)
+    return [grad * scale for grad in grads]
+
+
+class PFedPG(FedVPT):
+    name = "pfedpg"
+    title = "pFedPG"
+    order = 30
+    paper = "Yang et al., Efficient Model Personalization in FL via Client-Specific Prompt Generation (ICCV 2023)"
+    Params = GeneratorParams
+
+    def __init__(self, params: GeneratorParams, backbone: FrozenViT, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        if backbone.width % params.heads:
+            raise UserError(
+                f"parameters of pfedpg: heads = {params.heads} does not divide the width {backbone.width} of backbone "
+                f"{backbone.name!r}; use 1 or another divisor."
+            )
+
+    def init_server(self, rng: torch.Generator) -> State:
+        shared, width = super().init_server(rng), self.backbone.width
+        state = {"base": shared.pop("prompt"), **shared}
+        for name in MATRICES:  # torch's rule for a linear layer
+            state[name] = (2 * torch.rand(width, width, generator=rng) - 1) / width**0.5
+        state["shift"] = torch.zeros(width)
+        state["descriptors"] = 2 * torch.rand(self.task.num_clients, width, generator=rng) - 1
+        state["visits"] = torch.zeros(self.task.num_clients, dtype=torch.int64)
+        if self.params.gen_optimizer == "adam":
+            state["rounds"] = torch.zeros((), dtype=torch.int64)
+            state |= {f"{name}.{m}": torch.zeros_like(state[name]) for name in LEARNED for m in ("mean", "square")}
+        return state
+
+    def rates(self) -> dict[str, float]:
+        head_lr = self.params.lr if self.params.head_lr is None else self.params.head_lr
+        return {name: lr if name == "prompt" else head_lr for name, lr in super().rates().items()}
+
+    def features(self, theta: State, batch: Batch) -> Tensor:
+        # A newcomer holds a descriptor in place of a prompt, and a frozen copy of the generator.
+        prompt = theta["prompt"] if "prompt" in theta else self._generate(theta, theta["descriptor"])
+        return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(prompt))))
+
+    def _generate(self, generator: State, descriptors: Tensor) -> Tensor:
+        return generate(generator, descriptors, self.params.heads)
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+
+    def download(self, server: State, clients: Sequence[int]) -> State:
+        head = {name: tensor for name, tensor in server.items() if name.startswith("head.")}
+        return {
+            "prompt": self._generate(server, server["descriptors"][list(clients)]),
+            **super().download(head, clients),
+        }
+
+    def upload(self, theta: State, received: State) -> State:
+        """The prompt's way back to where it began: minus a long step, so the server DESCENDS along it."""
+        head = {name: theta[name] for name in received if name != "prompt"}
+        return {"delta": received["prompt"] - theta["prompt"], **head}
+
+    def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
+        head = {name: stack for name, stack in uploads.items() if name != "delta"}
+        new = super().aggregate(server, head, weights, clients)
+        new["visits"] = server["visits"].clone()
+        new["visits"][list(clients)] += 1
+        grads = self.generator_gradient(server, uploads["delta"], weights, clients)
+        if self.params.gen_optimizer == "adam":
+            return new | self._adam({**new, "rounds": server["rounds"] + 1}, grads, clients)
+        return new | {name: server[name] - self.params.gen_lr * grad for name, grad in grads.items()}
+
+    def generator_gradient(self, server: State, delta: Tensor, weights: Tensor, clients: Sequence[int]) -> State:
+        """Gradient of sum_k w_k <P_k, delta_k> in all the server learns, clipped."""
+        share = torch.full_like(weights, 1 / len(clients)) if self.params.gen_weights == "uniform" else weights
+        learned = {name: server[name].detach().requires_grad_() for name in LEARNED}
+        with torch.enable_grad():
+            prompts = self._generate(learned, learned["descriptors"][list(clients)])
+            pull = (prompts * delta).sum((1, 2)) @ share.to(delta)
+        grads = torch.autograd.grad(pull, list(learned.values()))
+        return dict(zip(LEARNED, clipped(grads, self.params.clip), strict=True))
+
+    def _adam(self, server: State, grads: State, clients: Sequence[int]) -> State:
+        """Adam's step; descriptors of absent clients keep still, which their momentum would not let them."""
+        new: State = {"rounds": server["rounds"]}
+        for name, grad in grads.items():
+            own = name == "descriptors"
+            rows = list(clients) if own else slice(None)
+            steps = server["visits"][rows][:, None] if own else server["rounds"]
+            value, mean, square = (server[key].clone() for key in (name, f"{name}.mean", f"{name}.square"))
+            mean[rows] = BETAS[0] * mean[rows] + (1 - BETAS[0]) * grad[rows]
+            square[rows] = BETAS[1] * square[rows] + (1 - BETAS[1]) * grad[rows].square()
+            size = (square[rows] / (1 - BETAS[1] ** steps)).sqrt() + EPSILON
+            value[rows] = value[rows] - self.params.gen_lr * mean[rows] / (1 - BETAS[0] ** steps) / size
+            new |= {name: value, f"{name}.mean": mean, f"{name}.square": square}
+        return new
+
+    # -- a client kept out of all rounds ----------------------------------------------------------------------------
+
+    def newcomer(self, server: State, clients: Sequence[int]) -> State:
+        """The frozen generator and the mean descriptor of those who took part (of all, before round 1)."""
+        seen = (server["visits"] > 0).to(server["descriptors"])
+        share = torch.where(seen.sum() > 0, seen, torch.ones_like(seen))
+        sent = {name: server[name] for name in server if name in GENERATOR or name.startswith("head.")}
+        sent["descriptor"] = share @ server["descriptors"] / share.sum()
+        return super().download(sent, clients)  # stacked as they are
+
+    def adaptation(self, epochs: int) -> Stage:
+        """The head, and what only a newcomer holds: its descriptor, through the frozen generator."""
+        head = super().adaptation(epochs)
+        return Stage(head.name, {**head.rates, "descriptor": self.params.gen_lr}, epochs)
