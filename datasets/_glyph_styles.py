@@ -53,21 +53,21 @@ def print_(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 def photo(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     """A painted sign under uneven light, out of focus, with sensor noise."""
-    ink, paper = two_colours(len(mask), rng, gap=0.4)
-    scene = blend(mask, ink, paper + 0.35 * (field(mask, 4, rng, channels=3) - 0.5))
-    light = 0.7 + 0.6 * field(mask, 3, rng)
-    return blur(scene, 1) * light + 0.06 * torch.randn(scene.shape, generator=rng)
+    ink, paper = two_colours(len(mask), rng, gap=0.25)
+    scene = blend(mask, ink, paper + 0.5 * (field(mask, 4, rng, channels=3) - 0.5))
+    light = 0.6 + 0.8 * field(mask, 3, rng)
+    return blur(scene, 1) * light + 0.1 * torch.randn(scene.shape, generator=rng)
 
 
 def poster(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Flat saturated colours with a dark contour and a drop shadow."""
-    n = len(mask)
-    paper = saturated(n, rng)
-    fill = 1 - paper + 0.2 * (saturated(n, rng) - 0.5)  # near the complement, so it always stands out in hue
+    """Flat saturated colours on broad bands, with a dark contour and a drop shadow."""
+    n, side = len(mask), mask.shape[-1]
+    across = torch.arange(side).view(1, 1, 1, side) + torch.randint(0, 32, (n, 1, 1, 1), generator=rng)
+    paper = blend((across % 32 < 16).float(), saturated(n, rng), saturated(n, rng))
     shadow = torch.roll(thicken(mask, 1), (4, 4), (2, 3))
     scene = blend(0.6 * shadow, torch.zeros(1), paper)
     scene = blend(thicken(mask, 2), torch.full((1,), 0.08), scene)
-    return blend(mask, fill, scene)
+    return blend(mask, saturated(n, rng), scene)
 
 
 def saturated(n: int, rng: torch.Generator) -> torch.Tensor:
@@ -106,7 +106,7 @@ def weave(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     rising = ((row + column + shift[0]) % 6 < 3).float()
     falling = ((row - column + shift[1]) % 6 < 3).float()
     ink, paper = two_colours(n, rng, gap=0.5)
-    return blend(blend(mask, rising, 0.3 * falling), ink, paper)
+    return blend(blend(mask, rising, 0.5 * falling), ink, paper)
 
 
 STYLES: dict[str, Style] = {

@@ -24,7 +24,7 @@ from fedprompt.datasets._store import cache_dir, open_store, write_store
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.rng import torch_rng
 
-VERSION = 1  # raise when the drawing code changes, so that old caches are not taken for new
+VERSION = 2  # raise when the drawing code changes, so that old caches are not taken for new
 SEEN_STYLES = ("print", "sketch", "chalk")  # what micro-vit was pretrained on; the other styles are shifts for it
 
 

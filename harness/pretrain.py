@@ -39,7 +39,7 @@ def new_model(seed: int, num_classes: int = 0) -> VisionTransformer:
 
 
 def normalise(images: np.ndarray) -> torch.Tensor:
-    return (torch.from_numpy(images).float() / 255 - MEAN) / STD
+    return (torch.from_numpy(images.astype(np.float32)) / 255 - MEAN) / STD
 
 
 def pretrain(
