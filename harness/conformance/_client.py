@@ -150,13 +150,14 @@ def never_seen_client(method: type[Method], params: Params) -> None:
     federation, state = after_rounds(method, params, 0, weight_decay=0.0)
     federation.step(state, ALL[:-1])
     before, new = cloned(flat(state)), ALL[-1:]
-    _, theta = federation.theta(state, new)
-    check_logits(federation, theta, new, "never-seen client")
-    adapted = adapt(federation, state, new, 2)
-    moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
-    named = set(federation.method.adaptation(2).rates) & theta.keys()  # a newcomer may hold more
-    require(moved <= named, f"{', '.join(sorted(moved - named))} moves, which adaptation() does not name")
-    require(named <= moved, f"{', '.join(sorted(named - moved))} is named by adaptation() but stays as it was")
-    check_logits(federation, adapted, new, "never-seen client after adaptation")
+    for newcomers in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
+        _, theta = federation.theta(state, new, newcomers)
+        check_logits(federation, theta, new, "never-seen client")
+        adapted = adapt(federation, state, new, 2, newcomers)
+        moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
+        named = federation.method.adaptation(2).rates.keys() & theta.keys()
+        require(moved <= named, f"{', '.join(sorted(moved - named))} moves, which adaptation() does not name")
+        require(named <= moved, f"{', '.join(sorted(named - moved))} is named by adaptation() but stays as it was")
+        check_logits(federation, adapted, new, "never-seen client after adaptation")
     evaluate(federation, state, clients=new)
     same_bits(before, flat(state), "after a never-seen client adapted")

@@ -18,7 +18,10 @@ from fedprompt.methods._contract import Method, State
 Params = Mapping[str, Any] | None
 
 ALL = tuple(range(len(TRAIN_SIZES)))  # every client of the toy
-SHARED_HOOKS = ("loss", "predict", "download", "upload", "aggregate")  # those that are handed states
+HOOKS_WITH_STATES = (
+    *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "predict"),
+    *("download", "newcomer", "upload", "aggregate"),
+)
 
 
 class ConformanceError(AssertionError):
@@ -106,14 +109,19 @@ def trained_names(method: Method) -> set[str]:
 def first_rows(
     federation: Federation, clients: Sequence[int], sizes: Sequence[int], stage: str, start: State | None = None
 ) -> Batch:
-    """The first ``sizes`` samples of ``clients``, with noise that is the same at every call."""
+    """The first ``sizes`` samples of ``clients``, with noise that is the same at every call.
+
+    ``start`` is what the clients held when the visit began, in training.
+    """
     rngs = [torch_rng(federation.seed, "noise", "conformance", client) for client in clients]
     split: Split = "test" if stage == "evaluate" else "train"
     positions = [
         torch.arange(min(size, federation.data.size(c, split))) for c, size in zip(clients, sizes, strict=True)
     ]
     batch = federation.data.batch(clients, split, positions, rngs, stage)
-    return dataclasses.replace(batch, start=start or {})
+    if start is None:
+        return batch
+    return dataclasses.replace(batch, start={**start, **federation.method.begin_visit(start, 2)})
 
 
 def check_logits(federation: Federation, theta: State, clients: Sequence[int], who: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from fedprompt.harness.batch import Batch
 from fedprompt.harness.conformance._lab import (
     ALL,
-    SHARED_HOOKS,
+    HOOKS_WITH_STATES,
     Params,
     after_rounds,
     cloned,
@@ -40,14 +40,14 @@ def frozen_backbone(method: type[Method], params: Params) -> None:
     evaluate(federation, state)
     same_bits(before, tensors(), "after a round")
     thawed = [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
-    require(not thawed, f"{len(thawed)} backbone parameters take a gradient, first {thawed[:1]}")
+    require(not thawed, f"{len(thawed)} backbone parameters take a gradient, first {', '.join(thawed[:1])}")
     require(not any(module.training for module in backbone.modules()), "a backbone module is in training mode")
 
 
 def arguments_untouched(method: type[Method], params: Params) -> None:
     """no hook changes the states it is given in place"""
     federation, state = after_rounds(method, params, 0)
-    for hook in SHARED_HOOKS:
+    for hook in HOOKS_WITH_STATES:
         _guard(federation.method, hook)
     for _ in range(2):
         federation.step(state)
