@@ -48,9 +48,9 @@ def fetch(download: Download, folder: Path) -> Path:
         part.rename(target)
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        kept = f"; {part} keeps what came, run again to go on" if part.exists() else ""
+        again = f"run again to go on ({part} keeps what came)" if part.exists() else "try again later"
         raise UserError(
-            f"cannot fetch {download.url} ({reason}){kept}, or put the file into {folder} yourself"
+            f"cannot fetch {download.url} ({reason}); {again}, or put the file into {folder} yourself"
         ) from error
     except OSError as error:
         raise UserError(

@@ -41,6 +41,10 @@ class Report:
     unreadable: tuple[tuple[str, str], ...]  # path and reason
     notes: tuple[str, ...]
 
+    @property
+    def complete(self) -> bool:
+        return self.dataset is not None
+
     def count(self, *, split: str | None = None, domain: str | None = None, class_name: str | None = None) -> int:
         wanted = (split, domain, class_name)
         return sum(n for key, n in self.counts.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition, prepare
+from fedprompt.datasets._images import to_array
+from fedprompt.datasets._sources import SOURCES
 
 ROOT = Path(os.environ.get("FEDPROMPT_REAL_DATA", ""))
 pytestmark = [
@@ -31,11 +34,21 @@ def test_cifar100() -> None:
     assert len(pixels) == len(partition.train[0])
 
 
+@pytest.mark.parametrize("name", ["cifar100", "office-caltech10"])
+def test_pairs_are_those_of_the_files(name: str) -> None:
+    dataset, listing = load_dataset(name, root=ROOT), SOURCES[name].listing(ROOT)
+    for row in np.random.default_rng(0).choice(len(dataset.labels), 200, replace=False):
+        file = Path(str(listing.images[row]))
+        assert dataset.class_names[dataset.labels[row]] == file.parent.name
+        assert dataset.is_test[row] == (file.parts[-3] == "test") or name != "cifar100"
+        assert np.array_equal(dataset.images[row], to_array(Image.open(file).convert("RGB"), dataset.image_size))
+
+
 def test_office_caltech10() -> None:
     report = prepare("office-caltech10", ROOT)
     assert report.dataset is not None
     assert report.dataset.image_size == 224
     assert [report.count(domain=name) for name in report.dataset.domain_names] == [958, 1123, 157, 295]
-    assert len(report.duplicates) == 26
+    assert (len(report.duplicates), sum(pair.across for pair in report.duplicates)) == (26, 12)
     partition = make_partition(parse_partition("domain-dirichlet:alpha=0.3,clients=5"), report.dataset, 0)
     assert partition.num_clients == 20
