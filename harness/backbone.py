@@ -6,7 +6,7 @@ whatever a method invents, for it sees the tokens of every block.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from timm.layers import Attention
@@ -115,7 +115,7 @@ class FrozenViT(nn.Module):
         return torch.stack(inputs, dim=1)
 
 
-def _block_rows(block: Block, tokens: Tensor, rows: int) -> Tensor:
+def _block_rows(block: Any, tokens: Tensor, rows: int) -> Tensor:
     """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value."""
     attention, width = block.attn, block.attn.attn_dim
     normed = block.norm1(tokens)

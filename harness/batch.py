@@ -4,7 +4,7 @@ Clients of one round are trained together: axis 0 is the client. Clients of diff
 and masked; images are held packed, without padding, so that the backbone never computes a row nobody needs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,8 +19,8 @@ class Batch:
     clients: tuple[int, ...]
     labels: Tensor  # (K, B) int64
     mask: Tensor  # (K, B) bool
-    images: Tensor | None  # (n, 3, h, w) uint8, packed: the n real rows in order
-    features: Tensor | None  # (K, B, d) frozen CLS features
+    images: Tensor  # (n, 3, h, w) uint8, packed: the n real rows in order; there if the method needs "images"
+    features: Tensor  # (K, B, d) frozen CLS features; there if the method needs "features"
     rngs: Sequence[torch.Generator]  # one a client: its noise is its own, whoever trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
@@ -54,8 +54,8 @@ class Batch:
     def _owners(self) -> Tensor:
         return torch.arange(len(self.clients), device=self.mask.device).repeat_interleave(self.mask.sum(1))
 
-    def _draw(self, sampler: "torch._C._VariableFunctions", shape: tuple[int, ...]) -> Tensor:  # type: ignore[name-defined]
+    def _draw(self, sampler: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         # Drawn for the real rows only, on the CPU: the numbers depend neither on neighbours nor on the device.
         sizes = self.mask.sum(1).tolist()
-        draws = [sampler(size, *shape, generator=rng) for size, rng in zip(sizes, self.rngs, strict=True)]  # type: ignore[operator]
+        draws = [sampler(size, *shape, generator=rng) for size, rng in zip(sizes, self.rngs, strict=True)]
         return self.pad(torch.cat(draws).to(self.mask.device))

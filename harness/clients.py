@@ -56,8 +56,11 @@ class ClientData:
         lengths = torch.tensor([len(r) for r in rows])
         mask = torch.arange(index.shape[1])[None] < lengths[:, None]
         packed = torch.cat(rows)
-        images = None if self._images is None else torch.from_numpy(self._images[packed.numpy()]).to(self.device)
-        features = None if self._features is None else (self._features[index] * mask[..., None]).to(self.device)
+        images = features = torch.empty(0)  # what a method does not need is not there
+        if self._images is not None:
+            images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
+        if self._features is not None:
+            features = (self._features[index] * mask[..., None]).to(self.device)
         labels = (self._labels[index] * mask).to(self.device)
         return Batch(tuple(clients), labels, mask.to(self.device), images, features, tuple(rngs), stage)
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
 from fedprompt.harness.backbone import FrozenViT
 from fedprompt.harness.cell import Cell
-from fedprompt.harness.clients import ClientData
+from fedprompt.harness.clients import ClientData, Split
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.evaluation import evaluate, evaluate_unseen
 from fedprompt.harness.features import cached_features
@@ -72,7 +73,7 @@ def run_cell(
         run = load_checkpoint(folder, cell, site.device) or Run(federation.start())
         partition.save(folder / "partition.npz")
         started, begun_at = time.perf_counter(), run.state.round
-        split = "val" if cell.protocol.val_fraction else "test"
+        split: Split = "val" if cell.protocol.val_fraction else "test"
         while run.state.round < cell.protocol.rounds:
             run.logs.append(federation.step(run.state))
             if cell.protocol.evaluated(run.state.round):
@@ -103,10 +104,12 @@ def prepare(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
     backbone = _backbone(cell.backbone, site.weights, site.device)
     cls = registry().get(cell.method)
-    features = cached_features(backbone, dataset) if "features" in cls.needs else None
+    params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
+    wanted = "features" in cls.needs
+    features = cached_features(backbone, dataset, cls.feature_depth(params)) if wanted else None
     data = ClientData(dataset, partition, cls.needs, features, site.device)
     task = Task(dataset.class_names, data.counts(dataset.num_classes))
-    method = cls(build(cls.Params, cell.params, f"parameters of {cell.method}"), backbone, task)
+    method = cls(params, backbone, task)
     members = [client for client in range(partition.num_clients) if client not in partition.unseen]
     return dataset, partition, Federation(method, data, cell.protocol, cell.seed, members)
 

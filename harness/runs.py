@@ -140,7 +140,7 @@ def load_checkpoint(folder: Path, cell: Cell, device: str | torch.device = "cpu"
             own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             getattr(state, part)[client] = own
     records = [Record(*row) for row in meta["records"]]
-    logs = [RoundLog(*(tuple(v) if isinstance(v, list) else v for v in row)) for row in meta["logs"]]
+    logs = [RoundLog(row[0], tuple(row[1]), *row[2:]) for row in meta["logs"]]
     return Run(state, records, logs)
 
 

@@ -72,8 +72,9 @@ def toy_federation(
 ) -> Federation:
     """``method`` on the toy; keywords replace fields of its protocol."""
     vit, dataset, split = backbone or toy_backbone(), toy_dataset(), partition or toy_partition()
-    features = frozen_features(vit, dataset) if "features" in method.needs else None
+    chosen: Any = build(method.Params, params or {}, method.name)
+    wanted = "features" in method.needs
+    features = frozen_features(vit, dataset, method.feature_depth(chosen)) if wanted else None
     data = ClientData(dataset, split, method.needs, features)
     task = Task(dataset.class_names, data.counts(dataset.num_classes))
-    built = method(build(method.Params, params or {}, method.name), vit, task)
-    return Federation(built, data, dataclasses.replace(PROTOCOL, **protocol), seed)
+    return Federation(method(chosen, vit, task), data, dataclasses.replace(PROTOCOL, **protocol), seed)

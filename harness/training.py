@@ -49,7 +49,9 @@ def train(
                 batch = replace(plain, start=start)
                 leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
                 loss = method.loss({**theta, **leaves}, batch)
-                grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+                grads: Sequence[Tensor | None] = torch.autograd.grad(
+                    loss.sum(), list(leaves.values()), allow_unused=True
+                )
                 theta |= method.observe(theta, batch)  # before anything moves
                 grads = clipped(grads, method.clip_norm())
                 active = batch.mask.any(1)

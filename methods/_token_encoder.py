@@ -11,7 +11,7 @@ batch share one z. A masked token gives z = 0, for LN maps a row of zeros to its
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 State = dict[str, Tensor]
 Position = Literal["before_ln", "after_ln"]
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
 def normalised(features: Tensor) -> Tensor:

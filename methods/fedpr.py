@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ class FedPRShallow(FedVPT):
     title = "FedPR-S"
     order = 40
     paper = "Feng et al., Learning Federated Visual Prompt in Null Space for MRI Reconstruction (CVPR 2023)"
-    Params: type = ShallowProjectionParams
+    Params: ClassVar[type] = ShallowProjectionParams
 
     def begin_visit(self, theta: State, round_: int) -> State:
         if round_ == 1 and not self.params.project_first_round:
@@ -108,4 +109,4 @@ class FedPRDeep(FedPRShallow, FedVPTDeep):
     title = "FedPR-D"
     order = 41
     payload_formula = FedVPTDeep.payload_formula
-    Params = DeepProjectionParams
+    Params: ClassVar[type] = DeepProjectionParams

@@ -1,5 +1,7 @@
 """FedVPT: one shallow prompt, averaged by the server; each client keeps its own head."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ class FedVPT(HeadedMethod):
     paper = "Jia et al., Visual Prompt Tuning (ECCV 2022), federated as in pFedPG (ICCV 2023)"
     payload_formula = "T*d each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "prompts"})
-    Params = PromptParams
+    Params: ClassVar[type] = PromptParams
 
     def prompt_floats(self) -> int:
         return int(self.params.length) * self.backbone.width

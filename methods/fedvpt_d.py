@@ -1,7 +1,7 @@
 """FedVPT-D: FedVPT with a prompt of its own for every block."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class FedVPTDeep(FedVPT):
     title = "FedVPT-D"
     order = 21
     payload_formula = "L*T*d each way (+ C*d + C with a global head)"
-    Params = DeepParams
+    Params: ClassVar[type] = DeepParams
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)

@@ -20,5 +20,4 @@ class HeadTune(HeadedMethod):
     head_mode = "global"
 
     def features(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
-        assert batch.features is not None
         return batch.features

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedprompt.harness.errors import UserError, unknown
@@ -79,10 +80,12 @@ def datasets(args: Namespace) -> None:
     describe_dataset(args.name, args.data_root, args.partition, args.seed, args.plot, console)
 
 
-def prepare(args: Namespace) -> None:
+def prepare(args: Namespace) -> int:
     from fedprompt.datasets import prepare as prepare_dataset
 
-    print(prepare_dataset(args.name, args.root, skip_bad=args.skip_bad).format_report())
+    report = prepare_dataset(args.name, args.root, skip_bad=args.skip_bad)
+    print(report.format_report())
+    return 0 if report.complete else 1
 
 
 def check(args: Namespace) -> int:
@@ -99,7 +102,7 @@ def check(args: Namespace) -> int:
     for result in check_method(cls, params):
         failed += not result.ok
         mark = "[green]ok  [/]" if result.ok else "[red]FAIL[/]"
-        console.print(f"{mark} {result.name}" + ("" if result.ok else f": {result.reason}"), soft_wrap=True)
+        console.print(f"{mark} {result.name}" + ("" if result.ok else f": {escape(result.reason)}"), soft_wrap=True)
     console.print(f"{args.method}: " + (f"{failed} properties do not hold" if failed else "every property holds"))
     return 1 if failed else 0
 

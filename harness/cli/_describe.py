@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedprompt.datasets import dataset_names, load_dataset, make_partition, parse_partition
+from fedprompt.datasets import describe_dataset as describe_source
 from fedprompt.harness.fields import describe
 from fedprompt.methods import Method, registry
 
@@ -56,9 +57,10 @@ def _state(method: type[Method]) -> tuple[str, str]:
 
 
 def list_datasets(console: Console) -> None:
+    width = max(map(len, dataset_names()))
     for name in dataset_names():
-        console.print(name, highlight=False)
-    console.print("folder:PATH  (your own <domain>/<class>/* or <class>/* tree)", highlight=False)
+        console.print(f"{name:<{width}}  {describe_source(name)}", highlight=False, soft_wrap=True)
+    console.print(f"{'folder:PATH':<{width}}  your own <domain>/<class>/* or <class>/* tree", highlight=False)
 
 
 def describe_dataset(

@@ -97,7 +97,7 @@ def build_parser() -> Parser:
 
     prepare = _command(sub, "prepare", commands.prepare, "check or fetch a data set", ["prepare cifar100 --root data"])
     prepare.add_argument("name")
-    prepare.add_argument("--root", type=Path, required=True, help="where its files are, or shall be put")
+    prepare.add_argument("--root", type=Path, help="where its files are, or shall be put (not for folder:PATH)")
     prepare.add_argument("--skip-bad", action="store_true", help="leave unreadable images out instead of stopping")
 
     check = _command(
