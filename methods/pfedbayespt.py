@@ -6,7 +6,7 @@ encoders see randomly masked tokens, so that the Gaussian's parameters are rando
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class PFedBayesPTD(HeadedMethod):
     paper = "Ye et al., Instance-wise Personalized FL via Semi-Implicit Bayesian Prompt Tuning (CIKM 2025)"
     payload_formula = "D_g*T*d + D_p*(2d + (M+1)h + h + hv + v) each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "prompts", "layer inputs"})
-    Params: type = InstanceParams
+    Params: ClassVar[type] = InstanceParams
     mlps: tuple[str, ...] = ("mean",)
 
     def __init__(self, *args: Any) -> None:
@@ -201,7 +201,7 @@ class PFedBayesPTD(HeadedMethod):
 class PFedBayesPTG(PFedBayesPTD):
     name, title, order = "pfedbayespt-g", "pFedBayesPT-G", 61
     payload_formula = "D_g*T*d + D_p*(2d + 2((M+1)h + h + hv + v)) each way (+ C*d + C with a global head)"
-    Params: type = GaussianParams
+    Params: ClassVar[type] = GaussianParams
     mlps = ("mean", "logvar")
 
     def __init__(self, *args: Any) -> None:
@@ -282,8 +282,8 @@ class PFedBayesPTG(PFedBayesPTD):
         if batch.stage == "adapt":
             return super().loss(theta, batch)
         j, s, shared = self.params.importance, self.params.mixture, self.params.mix_shared
-        noise, masks = self.noise(batch, j), self.masks(batch, j + (s if shared else j * s))
-        own, further = masks[:j], [masks[j:] if shared else masks[j + i * s : j + (i + 1) * s] for i in range(j)]
+        noise, own, first = self.noise(batch, j), self.masks(batch, j), self.masks(batch, s)
+        further = [first if shared or i == 0 else self.masks(batch, s) for i in range(j)]
         view = self.view(theta, batch)
         weights = [self.log_weight(theta, batch, view, [own[i], *further[i]], noise[i]) for i in range(j)]
         return -batch.mean(importance_bound(torch.stack(weights)))
@@ -319,7 +319,7 @@ class PFedBayesPTG(PFedBayesPTD):
 
 class PFedBayesPT(PFedBayesPTG):
     name, title, order = "pfedbayespt", "pFedBayesPT", 62
-    Params: type = SemiImplicitParams
+    Params: ClassVar[type] = SemiImplicitParams
 
 
 def draw(psi: Gaussian, noise: Tensor | None) -> Tensor:

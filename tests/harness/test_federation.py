@@ -326,6 +326,23 @@ def test_a_log_says_who_took_part_and_the_mean_loss() -> None:
     assert log.loss == pytest.approx(1.3863, abs=1e-4)  # ln 4: a zero head is undecided
 
 
+class Told(HeadTune):
+    def diagnostics(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
+        return {"images": batch.mask.sum(1), "noise": batch.normal(1).sum((1, 2))}
+
+
+def test_what_a_method_tells_of_itself_is_averaged_over_the_cohort() -> None:
+    plain, told = toy_federation(HeadTune, epochs=1), toy_federation(Told, epochs=1, stack=1)
+    states = plain.start(), told.start()
+    logs = plain.step(states[0], [0, 3]), told.step(states[1], [0, 3])
+    assert logs[0].diagnostics == {}
+    assert logs[1].diagnostics["images"] == (8 + 5) / 2  # of the first batch
+    assert (
+        logs[1].diagnostics["noise"] == toy_federation(Told, epochs=1).step(told.start(), [3, 0]).diagnostics["noise"]
+    )
+    assert logs[1].loss == pytest.approx(logs[0].loss)
+
+
 def test_all_clients_start_from_one_head() -> None:
     federation = toy_federation(FedVPT)
     state = federation.start()

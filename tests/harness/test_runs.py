@@ -177,3 +177,17 @@ def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -
     assert all((loaded.state.server[k] == v).all() for k, v in run.state.server.items())
     for client, own in run.state.personal.items():
         assert all((loaded.state.personal[client][name] == value).all() for name, value in own.items())
+
+
+def test_diagnostics_survive_a_checkpoint_and_are_columns(toy_cell: Cell, tmp_path: Path) -> None:
+    from fedprompt.harness.run import prepare
+
+    _, _, federation = prepare(toy_cell, Site(tmp_path))
+    run = Run(
+        federation.start(), logs=[dataclasses.replace(federation.step(federation.start()), diagnostics={"kl": 2.5})]
+    )
+    save_checkpoint(tmp_path, toy_cell, run)
+    loaded = load_checkpoint(tmp_path, toy_cell)
+    assert loaded is not None
+    assert loaded.logs == run.logs
+    assert runs._row(run.logs[0])["diagnostics/kl"] == 2.5

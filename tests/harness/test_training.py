@@ -11,7 +11,7 @@ from fedprompt.harness.federation import Federation
 from fedprompt.harness.protocol import Protocol
 from fedprompt.harness.rng import torch_rng
 from fedprompt.harness.toy import toy_federation
-from fedprompt.harness.training import stack_states, train, unstack_state
+from fedprompt.harness.training import clipped, stack_states, train, unstack_state
 from fedprompt.methods import Method, Stage, State
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
@@ -175,3 +175,22 @@ def test_the_start_of_a_visit_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -
     visit(federation, [2], [Stage("train", HEAD, 2)], theta=start)
     assert len(seen) == 6
     assert all(torch.equal(value, start["head.weight"]) for value in seen)
+
+
+def test_gradients_are_clipped_by_the_norm_of_each_client() -> None:
+    weight, bias = torch.tensor([[[3.0], [0.0]], [[0.3], [0.0]]]), torch.tensor([[4.0], [0.4]])  # norms 5 and 0.5
+    short = clipped([weight, None, bias], 1.0)
+    assert short[1] is None
+    torch.testing.assert_close(short[0], torch.tensor([[[0.6], [0.0]], [[0.3], [0.0]]]))
+    torch.testing.assert_close(short[2], torch.tensor([[0.8], [0.4]]))
+    assert clipped([weight, bias], None)[0] is weight
+
+
+def test_a_method_may_limit_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = toy_federation(HeadTune)
+    _, start = federation.theta(federation.start(), [3, 1])
+    monkeypatch.setattr(federation.method, "clip_norm", lambda: 1e-3)
+    plain = dataclasses.replace(STRONG, weight_decay=0.0)
+    theta, _ = visit(federation, [3, 1], [Stage("train", HEAD, 1)], plain, start)  # one step for both
+    moved = torch.cat([(theta[name] - start[name]).flatten(1) for name in HEAD], dim=1).norm(dim=1)
+    torch.testing.assert_close(moved, torch.full((2,), 0.5 * 1e-3), atol=1e-7, rtol=1e-3)

@@ -22,7 +22,7 @@ def floats(payload: State) -> int:
     return sum(tensor[0].numel() for tensor in payload.values())
 
 
-# name, classes, floats down, floats up
+# name and parameters, classes, floats down, floats up
 CASES = [
     ("fedvpt", 10, 7_680, 7_680),
     ("fedvpt-d", 100, 92_160, 92_160),
@@ -30,16 +30,27 @@ CASES = [
     ("pfedpg", 100, 7_680, 7_680),
     ("fedpr-s", 100, 7_680, 7_680),
     ("fedpr-d", 10, 92_160, 92_160),
+    ("pfedbayespt-d", 10, 263_436, 263_436),
+    ("pfedbayespt-g", 100, 416_280, 416_280),
+    ("pfedbayespt", 100, 416_280, 416_280),
+    ("sgpt", 10, 17_664 + 6, 17_664 + 6),
+    ("sgpt groups=20 shared_blocks=0-3 group_blocks=4-6", 100, 64_512 + 20, 64_512 + 20),
+    ("sgpt groups=20", 100, 49_920 + 20, 49_920 + 20),
+    ("sgpt length=10", 10, 24_576 + 6, 24_576 + 6),
+    ("pep-fedpt", 10, 30_730, 30_740),
+    ("pep-fedpt", 100, 238_180, 238_280),
 ]
 
 
 @pytest.mark.parametrize(("name", "classes", "down", "up"), CASES)
 def test_payload_at_vit_base(name: str, classes: int, down: int, up: int) -> None:
+    name, *params = name.split()
     method = registry().get(name)
     task = Task(tuple(map(str, range(classes))), torch.ones(6, classes))
-    built = method(build(method.Params, {}, name), vit_base(), task)
+    built = method(build(method.Params, dict(param.split("=") for param in params), name), vit_base(), task)
     server = built.init_server(torch.Generator())
     received = built.download(server, [0])
     personal = {key: value[None] for key, value in built.init_personal(torch.Generator(), 0).items()}
-    sent = built.upload({**received, **personal}, received)
+    theta = {**received, **personal}
+    sent = built.upload({**theta, **built.end_visit(theta, [])}, received)
     assert (floats(received), floats(sent)) == (down, up) == built.payload()

@@ -1,0 +1,458 @@
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedprompt.harness.backbone import insert
+from fedprompt.harness.batch import Batch
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.evaluation import adapt
+from fedprompt.harness.federation import Federation
+from fedprompt.harness.toy import toy_federation
+from fedprompt.methods import State
+from fedprompt.methods._semi_implicit import Gaussian
+from fedprompt.methods.pfedbayespt import PFedBayesPT, PFedBayesPTD, PFedBayesPTG, draw
+
+D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT
+ALL = pytest.mark.parametrize("method", [D, G, FULL])
+MC = {"mixture": 0, "kl": "sampled"}
+
+
+def build(method: type[PFedBayesPTD], **params: Any) -> tuple[Federation, PFedBayesPTD, State]:
+    """The toy, the method and what clients 0 and 2 hold before round 1."""
+    federation = toy_federation(method, params)
+    assert isinstance(federation.method, PFedBayesPTD)
+    return federation, federation.method, federation.theta(federation.start(), [0, 2])[1]
+
+
+def batch_of(
+    federation: Federation, clients: tuple[int, ...] = (0, 2), stage: str = "train", seeds: tuple[int, ...] = (5, 6)
+) -> Batch:
+    rngs = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return federation.data.batch(clients, "train", [torch.arange(6)] * len(clients), rngs, stage)
+
+
+def loss_of(method: type[PFedBayesPTD], stage: str = "train", **params: Any) -> Tensor:
+    federation, built, theta = build(method, **params)
+    return built.loss(theta, batch_of(federation, stage=stage))
+
+
+def probabilities(method: type[PFedBayesPTD], **params: Any) -> Tensor:
+    federation, built, theta = build(method, **params)
+    return built.predict(theta, batch_of(federation, stage="evaluate")).exp()
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_of_the_state() -> None:
+    server = toy_federation(FULL, {"hidden": 6, "instance_length": 2, "depth_instance": 2}).start().server
+    shapes = {name: tuple(tensor.shape) for name, tensor in server.items()}
+    mlp = {"0.weight": (2, 6, 17), "0.bias": (2, 6), "1.weight": (2, 2, 6), "1.bias": (2, 2)}
+    assert shapes == {
+        "prompts": (3, 10, 32),
+        "encoder.ln.weight": (2, 32),
+        "encoder.ln.bias": (2, 32),
+        **{f"encoder.mean.{name}": shape for name, shape in mlp.items()},
+        **{f"encoder.logvar.{name}": shape for name, shape in mlp.items()},
+    }
+
+
+def test_the_deterministic_variant_has_no_variance() -> None:
+    assert not any("logvar" in name for name in toy_federation(D).start().server)
+
+
+@pytest.mark.parametrize(
+    ("params", "start"), [({}, -4.0), ({"logvar_init": -2.0}, -2.0), ({"paper_literal": True}, 0.0)]
+)
+def test_first_log_variance(params: dict[str, Any], start: float) -> None:
+    assert toy_federation(FULL, params).start().server["encoder.logvar.1.bias"].eq(start).all()
+
+
+def test_the_vpt_prior_has_the_scale_of_the_first_prompts() -> None:
+    federation, method, _ = build(FULL, prior="vpt_scale", length=400)
+    assert isinstance(method, G)
+    std = math.exp(method.prior_logvar / 2)
+    assert std == pytest.approx(float(federation.start().server["prompts"].std()), rel=0.02)
+    assert method.logvar_init == method.prior_logvar
+
+
+def test_two_learning_rates() -> None:
+    rates = build(FULL, lr=0.05, encoder_lr=0.002, prior="learned_global")[1].rates()
+    slow = {name for name, rate in rates.items() if rate == 0.002}
+    assert {name for name, rate in rates.items() if rate == 0.05} == {"prompts", "head.weight", "head.bias"}
+    assert slow == {name for name in rates if name.startswith(("encoder.", "prior."))}
+
+
+def test_a_shift_of_all_channels_is_invisible_to_the_blocks() -> None:
+    federation, method, theta = build(D)
+    shifted = {**theta, "encoder.mean.1.bias": theta["encoder.mean.1.bias"] + 5}
+    one, other = (method.predict(held, batch_of(federation)) for held in (theta, shifted))
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert "encoder.mean.1.bias" not in method.rates()
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+
+
+def masks_of(draws: int = 1, **params: Any) -> Tensor:
+    federation, method, _ = build(FULL, **params)
+    found = method.masks(batch_of(federation), draws)
+    return torch.stack([mask for mask in found if mask is not None])
+
+
+def test_cls_is_always_seen_and_other_tokens_at_the_given_rate() -> None:
+    masks = masks_of(draws=50)  # 50 draws x 12 images x 3 layers x 16 tokens
+    assert masks.shape == (50, 12, 3, 17)
+    assert masks[..., 0].eq(1).all()
+    rate, spread = masks[..., 1:].mean(), math.sqrt(0.9 * 0.1 / masks[..., 1:].numel())
+    assert rate == pytest.approx(0.9, abs=3 * spread)
+    assert set(masks.unique().tolist()) == {0, 1}
+
+
+def test_masks_differ_between_draws_images_and_layers() -> None:
+    masks = masks_of(draws=2, mask_keep_prob=0.5)
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[:, 0], masks[:, 1])
+    assert not torch.equal(masks[:, :, 0], masks[:, :, 1])
+
+
+def test_masks_shared_by_layers() -> None:
+    masks = masks_of(mask_share="layers", mask_keep_prob=0.5)
+    assert torch.equal(masks[:, :, 0], masks[:, :, 1])
+    assert not torch.equal(masks[:, 0], masks[:, 1])
+
+
+def test_masks_shared_by_the_images_of_a_client() -> None:
+    masks = masks_of(mask_share="batch", mask_keep_prob=0.5)
+    assert torch.equal(masks[:, 0], masks[:, 5])
+    assert not torch.equal(masks[:, 0], masks[:, 6])  # the other client's
+    assert not torch.equal(masks[:, :, 0], masks[:, :, 1])
+
+
+def test_rescaled_masks_keep_the_mean() -> None:
+    masks = masks_of(mask_rescale=True, mask_position="after_ln", mask_keep_prob=0.5)
+    assert set(masks.unique().tolist()) == {0, 1, 2}
+    assert masks[..., 0].eq(1).all()
+
+
+def test_the_deterministic_and_the_gaussian_variant_mask_nothing() -> None:
+    for method in (D, G):
+        federation, built, _ = build(method)
+        assert built.masks(batch_of(federation), 3) == [None] * 3
+
+
+# -- the prompted pass -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", ["propagate", "drop"])
+@pytest.mark.parametrize(("depth_global", "depth_instance"), [(3, 3), (1, 2), (2, 1)])
+def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, after: str) -> None:
+    """CLS, global prompts, instance prompts, patches; each renewed up to its depth, then kept or dropped."""
+    options = {"depth_global": depth_global, "depth_instance": depth_instance, "after_depth": after}
+    _, method, _ = build(D, **options, length=2)
+    prompts, own = 10 + torch.rand(1, depth_global, 2, 4), 20 + torch.rand(1, depth_instance, 1, 4)
+    seen: list[int] = []
+
+    def instance(block: int, tokens: Tensor) -> Tensor:
+        seen.append(tokens.shape[1])
+        return own[:, block]
+
+    edit, tokens = method._edit(prompts, instance), torch.zeros(1, 17, 4)
+    for block in range(3):
+        before, tokens = tokens, edit(block, tokens)
+        there = [i < depth or after == "propagate" for i, depth in ((block, depth_global), (block, depth_instance))]
+        assert tokens.shape[1] == 17 + 2 * there[0] + there[1]
+        if block < depth_global:
+            assert torch.equal(tokens[:, 1:3], prompts[:, block])
+        if block < depth_instance:
+            assert torch.equal(tokens[:, 1 + 2 * there[0]], own[:, block, 0])
+        if block >= max(depth_global, depth_instance) and after == "propagate":
+            assert torch.equal(tokens, before)
+    assert seen == [17] * depth_instance  # the encoders never read prompt rows
+
+
+def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
+    federation, method, theta = build(D)
+    batch = batch_of(federation)
+    found = method.forward(theta, batch, method.view(theta, batch), [None], None)
+    rows = torch.cat([batch.rows(theta["prompts"]), found.prompt], dim=2)
+
+    def edit(block: int, tokens: Tensor) -> Tensor:
+        return insert(tokens if block == 0 else torch.cat([tokens[:, :1], tokens[:, 12:]], dim=1), rows[:, block])
+
+    assert batch.images is not None
+    features = method.backbone.cls(batch.images, edit)
+    weight, bias = batch.rows(theta["head.weight"]), batch.rows(theta["head.bias"])
+    wanted = torch.einsum("ncd,nd->nc", weight, features) + bias
+    torch.testing.assert_close(batch.pack(found.logits), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_encoders_give_one_prompt_an_image_and_layer() -> None:
+    federation, method, theta = build(FULL, instance_length=2, depth_instance=2)
+    batch = batch_of(federation)
+    psi = method.forward(theta, batch, method.view(theta, batch), method.masks(batch, 1), None).psis[0]
+    assert psi.mean.shape == psi.logvar.shape == (12, 2, 2, 32)
+
+
+def test_frozen_and_inline_tokens_agree_at_the_first_block_only() -> None:
+    frozen, inline = (build(G, feature_source=source, depth_instance=2) for source in ("frozen_pass", "inline"))
+    batch, theta = batch_of(frozen[0]), frozen[2]
+    one, other = (m.forward(theta, batch, m.view(theta, batch), [None], None).psis[0] for _, m, _ in (frozen, inline))
+    torch.testing.assert_close(one.mean[:, 0], other.mean[:, 0])
+    torch.testing.assert_close(one.logvar[:, 0], other.logvar[:, 0])
+    assert (one.mean[:, 1] - other.mean[:, 1]).abs().max() > 1e-4
+
+
+def test_an_isotropic_posterior_has_one_variance_a_layer() -> None:
+    federation, method, theta = build(G, cov="isotropic", instance_length=2)
+    batch = batch_of(federation)
+    logvar = method.forward(theta, batch, method.view(theta, batch), [None], None).psis[0].logvar
+    assert (logvar - logvar[..., :1, :1]).abs().max() == 0
+    assert not torch.equal(logvar[:, 0], logvar[:, 1])
+
+
+def test_the_log_variance_is_held_in_its_range() -> None:
+    federation, method, theta = build(G)
+    theta["encoder.logvar.1.bias"] = torch.full_like(theta["encoder.logvar.1.bias"], 50)
+    batch = batch_of(federation)
+    assert method.forward(theta, batch, method.view(theta, batch), [None], None).psis[0].logvar.eq(4).all()
+
+
+def test_noise_moves_the_prompt_by_sigma() -> None:
+    psi = Gaussian(torch.tensor([1.0]), torch.tensor([2 * math.log(0.5)]))
+    assert draw(psi, torch.tensor([2.0])).item() == pytest.approx(2.0)
+    assert draw(psi, None).item() == 1.0
+
+
+# -- the objective ---------------------------------------------------------------------------------------------------
+
+
+def test_without_masks_the_mixture_changes_nothing() -> None:
+    full, plain = loss_of(FULL, mask_keep_prob=1), loss_of(G, **MC)
+    assert torch.equal(full, plain)
+
+
+def test_the_mixture_is_a_matter_of_the_masks() -> None:
+    def gain(logvar: float) -> Tensor:  # of the same first mask and the same noise: draws of A_1
+        none, one = (loss_of(FULL, kl_reduction="sum", mixture=s, logvar_init=logvar) for s in (0, 1))
+        return none - one
+
+    assert gain(-10).tolist() == pytest.approx([math.log(2)] * 2, abs=0.02)  # components that do not overlap
+    assert 0 < gain(2).abs().max() < 0.2  # components that nearly coincide
+
+
+def test_without_mixture_the_loss_is_the_plain_bound() -> None:
+    federation, method, theta = build(FULL, mixture=0)
+    batch = batch_of(federation)
+    noise, masks = method.noise(batch, 1)[0], method.masks(batch, 1)
+    made = method.forward(theta, batch, method.view(theta, batch), masks, noise)
+    psi, size = made.psis[0], 3 * 32
+    q, prior = torch.distributions.Normal(psi.mean, psi.std), torch.distributions.Normal(0.0, 1.0)
+    gap = (prior.log_prob(made.prompt) - q.log_prob(made.prompt)).sum((1, 2, 3))
+    likelihood = made.logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+    wanted = -(likelihood + batch.pad(gap) / size).mean(1)
+    torch.testing.assert_close(method.loss(theta, batch_of(federation)), wanted)
+
+
+def test_the_drawn_kl_averages_to_the_closed_form() -> None:
+    federation, drawn, theta = build(G, kl="sampled", kl_reduction="sum", depth_instance=1)
+    closed = build(G, kl="analytic", kl_reduction="sum", depth_instance=1)[1]
+    differences = []
+    for seed in range(60):  # both see the same noise, so the likelihood cancels
+        one, other = (m.loss(theta, batch_of(federation, seeds=(seed, seed + 1000))) for m in (drawn, closed))
+        differences.append((one - other).mean())
+    found = torch.stack(differences)
+    assert float(found.mean()) == pytest.approx(0, abs=4 * float(found.std()) / math.sqrt(60))
+    assert found.std() > 0.1
+
+
+def test_kl_reductions_and_weight() -> None:
+    ce = loss_of(G, kl_weight=0)
+    full, mean, half = (loss_of(G, **p) - ce for p in ({"kl_reduction": "sum"}, {}, {"kl_weight": 0.5}))
+    torch.testing.assert_close(full, 96 * mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(half, 0.5 * mean, rtol=1e-4, atol=1e-4)
+
+
+def test_paper_literal_is_the_sum_with_weight_one() -> None:
+    literal = loss_of(FULL, paper_literal=True, kl_weight=0.001)
+    assert torch.equal(literal, loss_of(FULL, kl_reduction="sum", logvar_init=0))
+
+
+def test_more_importance_samples_cost_a_pass_each_and_do_not_loosen_the_bound() -> None:
+    losses = []
+    for j in (1, 8):
+        federation, method, theta = build(FULL, importance=j, kl_reduction="sum", depth_instance=1, logvar_init=-1)
+        found = [method.loss(theta, batch_of(federation, seeds=(s, s + 99))).mean() for s in range(4)]
+        losses.append(torch.stack(found).mean())
+    assert losses[1] < losses[0]
+
+
+def test_importance_samples_share_the_further_psi_or_draw_their_own() -> None:
+    shared, own = (
+        loss_of(FULL, importance=2, mix_shared=flag, logvar_init=2, kl_reduction="sum") for flag in (True, False)
+    )
+    assert not torch.equal(shared, own)
+    one = (loss_of(FULL, importance=1, mix_shared=flag) for flag in (True, False))
+    assert torch.equal(*one)
+
+
+def test_priors() -> None:
+    same = loss_of(G)
+    assert torch.equal(loss_of(G, prior="learned_global"), same)  # it begins as N(0, prior_std^2)
+    assert not torch.equal(loss_of(G, prior_std=0.5), same)
+    torch.testing.assert_close(loss_of(G, prior="unmasked_encoder"), loss_of(G, kl_weight=0))  # its own posterior
+    masked, free = loss_of(FULL, prior="unmasked_encoder", kl="analytic"), loss_of(FULL, kl_weight=0, kl="analytic")
+    assert (masked - free).min() > -math.log(2) / 96
+
+
+def test_the_learned_prior_is_shared_and_trains() -> None:
+    federation = toy_federation(FULL, {"prior": "learned_global"})
+    state = federation.start()
+    before = {name: state.server[name].clone() for name in ("prior.mean", "prior.logvar")}
+    log = federation.step(state)
+    assert all(not torch.equal(state.server[name], value) for name, value in before.items())
+    assert log.floats_up == 2 * federation.method.payload()[1]
+
+
+def test_gradient_reaches_the_variance_through_the_noise_only() -> None:
+    federation, method, theta = build(G, kl_weight=0)
+    leaf, _ = theta["encoder.logvar.0.weight"].requires_grad_(), theta["prompts"].requires_grad_()
+    batch = batch_of(federation)
+    for noise, reached in ((method.noise(batch, 1)[0], True), (None, False)):
+        logits = method.forward(theta, batch, method.view(theta, batch), [None], noise).logits
+        (grad,) = torch.autograd.grad(logits.sum(), [leaf], allow_unused=True)
+        assert (grad is not None and bool(grad.any())) is reached
+
+
+def test_clients_alike_in_data_state_and_stream_update_alike() -> None:
+    federation, method, theta = build(FULL)
+    twins = {name: tensor[:1].expand(2, *tensor.shape[1:]).clone().requires_grad_() for name, tensor in theta.items()}
+    loss = method.loss(twins, batch_of(federation, clients=(0, 0), seeds=(5, 5)))
+    grads = torch.autograd.grad(loss.sum(), list(twins.values()))
+    assert loss[0] == loss[1]
+    assert all(torch.equal(grad[0], grad[1]) for grad in grads)
+    other = method.loss(twins, batch_of(federation, clients=(0, 0), seeds=(5, 6)))
+    assert other[0] != other[1]
+
+
+def test_only_the_literal_objective_clips_by_default() -> None:
+    assert build(FULL)[1].clip_norm() is None
+    assert build(FULL, paper_literal=True)[1].clip_norm() == 1
+    assert build(FULL, clip_norm=0.3)[1].clip_norm() == 0.3
+
+
+# -- prediction ------------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_probabilities_sum_to_one_and_repeat(method: type[PFedBayesPTD]) -> None:
+    once, twice = probabilities(method), probabilities(method)
+    torch.testing.assert_close(once.sum(-1), torch.ones(2, 6))
+    assert torch.equal(once, twice)
+
+
+def test_draws_are_nested_and_their_probabilities_averaged() -> None:
+    federation, method, theta = build(FULL, mask_keep_prob=0.5)
+    batch = batch_of(federation, stage="evaluate")
+    masks, view = method.masks(batch, 10), method.view(theta, batch)
+    each = torch.stack([method.forward(theta, batch, view, [mask], None).logits.softmax(-1) for mask in masks])
+    for v in (1, 2, 5, 10):
+        found = probabilities(FULL, mask_keep_prob=0.5, samples=v)
+        torch.testing.assert_close(found, each[:v].mean(0))
+        torch.testing.assert_close(found, each[:v].flip(0).mean(0))
+
+
+def test_without_masks_the_number_of_draws_is_irrelevant() -> None:
+    assert torch.equal(probabilities(FULL, mask_keep_prob=1, samples=1), probabilities(FULL, mask_keep_prob=1))
+    assert torch.equal(probabilities(G, samples=5), probabilities(G))
+
+
+def test_isolating_rows() -> None:
+    assert not torch.equal(probabilities(D, mask_keep_prob=0.5, samples=5), probabilities(D))
+    sampled = {"test_prompt": "sampled", "logvar_init": 2.0}
+    one, five = (probabilities(G, **sampled, samples=v) for v in (1, 5))
+    assert not torch.equal(one, five)
+    assert not torch.equal(loss_of(D, mask_keep_prob=0.5), loss_of(D))
+
+
+# -- new clients -----------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_a_new_client_fits_its_head_by_cross_entropy(method: type[PFedBayesPTD]) -> None:
+    mean, sampled = (
+        loss_of(method, stage="adapt", unseen_head_prompt=rule, mask_keep_prob=0.5) for rule in ("mean", "sampled")
+    )
+    assert not torch.equal(mean, sampled)
+    federation, built, theta = build(method)
+    batch = batch_of(federation)
+    plain = built.forward(theta, batch, built.view(theta, batch), [None], None).logits
+    wanted = torch.nn.functional.cross_entropy(plain.flatten(0, 1), batch.labels.flatten(), reduction="none")
+    torch.testing.assert_close(mean, wanted.view(2, 6).mean(1))
+
+
+def test_adaptation_moves_the_head_alone() -> None:
+    federation = toy_federation(FULL)
+    state = federation.start()
+    before, after = federation.theta(state, [3])[1], adapt(federation, state, [3], 1)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
+
+
+# -- diagnostics, errors ---------------------------------------------------------------------------------------------
+
+
+def test_diagnostics_are_logged_every_round() -> None:
+    federation = toy_federation(FULL)
+    log = federation.step(federation.start())
+    assert set(log.diagnostics) == {"ce", "mu", "mu_between", "delta", "a_s", "sigma", "kl"}
+    assert set(toy_federation(D).step(toy_federation(D).start()).diagnostics) == {"ce", "mu", "mu_between"}
+
+
+def test_diagnostics_of_a_known_posterior() -> None:
+    federation, method, theta = build(G, hidden=0, ln_affine=False)
+    flat = {name: torch.zeros_like(t) if name.startswith("encoder.") else t for name, t in theta.items()}
+    flat["encoder.mean.0.bias"] += 2.0
+    flat["encoder.logvar.0.bias"] += 2 * math.log(0.5)
+    found = method.diagnostics(flat, batch_of(federation))
+    kl = 96 * 0.5 * (2**2 + 0.5**2 - 1 - 2 * math.log(0.5))
+    numbers = {"mu": 2.0, "mu_between": 0.0, "delta": 0.0, "a_s": 0.0, "sigma": 0.5, "kl": kl}
+    for name, value in numbers.items():
+        assert found[name].tolist() == pytest.approx([value] * 2, rel=1e-5, abs=1e-6)
+
+
+def test_far_apart_masks_saturate_the_mixture() -> None:
+    federation, method, theta = build(FULL, logvar_init=-10, mask_keep_prob=0.5)
+    found = method.diagnostics(theta, batch_of(federation))
+    assert found["delta"].max() < -20
+    assert found["a_s"].tolist() == pytest.approx([math.log(2)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"mask_rescale": True}, "mask_position=after_ln"),
+        ({"kl": "analytic", "importance": 2}, "set kl=sampled"),
+        ({"depth_global": 4}, "depth_global = 4"),
+        ({"depth_instance": 4}, "has 3 blocks"),
+    ],
+)
+def test_wrong_parameters_are_told_in_one_line(params: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        toy_federation(FULL, params)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["local", "global", "global_then_ft"])
+def test_who_owns_the_head(mode: str) -> None:
+    federation = toy_federation(FULL, {"head_mode": mode})
+    assert ("head.weight" in federation.start().server) is (mode != "local")
+
+
+def test_variants_differ_in_their_defaults_only() -> None:
+    plain, full = G.Params(), FULL.Params()
+    changed = {f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(plain, f.name)}
+    assert changed == {"mask_keep_prob", "mixture", "kl", "samples"}
