@@ -2,6 +2,7 @@
 
 import logging
 import os
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,18 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
 
 
+SETTINGS = {  # of MLflow, unless the user has set them; they must be there before it is imported
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # seven, and two minutes each, would hold up training
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+}
+
+
 def connect(uri: str) -> "MlflowClient":
     """A client that is quiet and gives up soon."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     import mlflow
 
     for name, level in {"mlflow": logging.ERROR, "alembic": logging.WARNING, "urllib3": logging.ERROR}.items():
@@ -38,8 +46,8 @@ def experiment_name(dataset: str) -> str:
 def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
     """The run of each cell that has one, by the cell's hash; a finished one where there are several."""
     cells = list(cells)
-    database = uri.removeprefix("sqlite:///")
-    if database != uri and not Path(database).exists():
+    database = uri.partition("?")[0].removeprefix("sqlite:///")
+    if uri.startswith("sqlite:///") and not Path(database).exists():
         raise UserError(f"no MLflow database {database}; run `fedprompt bench` or `fedprompt sync` first.")
     try:
         client = connect(uri)
@@ -77,4 +85,4 @@ def public(uri: str, text: str | None = None) -> str:
 
 def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return textwrap.shorten(f"{type(error).__name__}: {lines[0]}", 200) if lines else type(error).__name__
