@@ -6,6 +6,7 @@ import torch
 
 from fedprompt.harness import features
 from fedprompt.harness.backbone import FrozenViT
+from fedprompt.harness.errors import UserError
 from fedprompt.harness.features import cached_features, frozen_features
 from fedprompt.harness.toy import toy_backbone, toy_dataset
 
@@ -55,3 +56,17 @@ def test_a_damaged_file_is_computed_again(keep: int, backbone: FrozenViT, own_ca
     file.write_bytes(file.read_bytes()[:keep])
     assert torch.equal(cached_features(backbone, toy_dataset()), first)
     assert file.stat().st_size > 1000
+
+
+def test_features_after_some_blocks_are_kept_apart(backbone: FrozenViT, own_cache: Path) -> None:
+    images = torch.from_numpy(toy_dataset().images)
+    for depth, files in ((1, 1), (2, 2), (3, 3), (None, 3)):  # three blocks are all
+        found = cached_features(backbone, toy_dataset(), depth)
+        torch.testing.assert_close(found, backbone.cls(images, stop=depth), atol=1e-5, rtol=1e-5)
+        assert len(cached_files(own_cache)) == files
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_blocks_that_are_not_there(depth: int, backbone: FrozenViT) -> None:
+    with pytest.raises(UserError, match=f"features after {depth} blocks: backbone 'toy' has 3"):
+        frozen_features(backbone, toy_dataset(), depth)
