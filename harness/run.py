@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
@@ -106,7 +107,8 @@ def prepare(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     cls = registry().get(cell.method)
     params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
     wanted = "features" in cls.needs
-    features = cached_features(backbone, dataset, cls.feature_depth(params)) if wanted else None
+    rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
+    features = cached_features(backbone, dataset, cls.feature_depth(params), rows) if wanted else None
     data = ClientData(dataset, partition, cls.needs, features, site.device)
     task = Task(dataset.class_names, data.counts(dataset.num_classes))
     method = cls(params, backbone, task)
