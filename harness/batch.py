@@ -2,9 +2,10 @@
 
 Clients of one round are trained together: axis 0 is the client. Clients of different sizes are padded to a rectangle
 and masked; images are held packed, without padding, so that the backbone never computes a row nobody needs.
+How many rows are real is known to Python: no shape waits for a tensor's content, on a GPU or on `meta`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,25 +19,34 @@ class Batch:
 
     clients: tuple[int, ...]
     labels: Tensor  # (K, B) int64
-    mask: Tensor  # (K, B) bool
+    sizes: tuple[int, ...]  # real samples of each client; what follows them in its line is padding
     images: Tensor  # (n, 3, h, w) uint8, packed: the n real rows in order; there if the method needs "images"
     features: Tensor  # (K, B, d) frozen CLS features; there if the method needs "features"
     rngs: Sequence[torch.Generator]  # one a client: its noise is its own, whoever trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
 
+    @cached_property
+    def mask(self) -> Tensor:
+        """(K, B) bool: true for real samples."""
+        sizes = torch.tensor(self.sizes, device=self.labels.device)
+        return torch.arange(self.labels.shape[1], device=self.labels.device) < sizes[:, None]
+
     def rows(self, per_client: Tensor) -> Tensor:
         """What each client has, (K, ...), repeated for each of its real samples, (n, ...)."""
-        return per_client[self._owners]
+        return per_client[self._owners]  # its gradient is summed in one order on every device, unlike index_select's
 
     def pack(self, per_sample: Tensor) -> Tensor:
         """(K, B, ...) to the real rows, (n, ...)."""
-        return per_sample[self.mask]
+        lines = per_sample.flatten(0, 1)
+        return lines if self._full else lines[self._places]
 
     def pad(self, packed: Tensor) -> Tensor:
         """(n, ...) back to (K, B, ...), zeros in the padding."""
-        padded = packed.new_zeros(*self.mask.shape, *packed.shape[1:])
-        return padded.masked_scatter(self.mask.view(*self.mask.shape, *[1] * (packed.dim() - 1)), packed)
+        if not self._full:
+            lines = packed.new_zeros(self.labels.numel(), *packed.shape[1:])
+            packed = lines.index_copy(0, self._places, packed)
+        return packed.unflatten(0, self.labels.shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise for every sample, (K, B, *shape)."""
@@ -50,12 +60,24 @@ class Batch:
         """Mean over a client's real samples, (K, B) to (K,)."""
         return (per_sample * self.mask).sum(1) / self.mask.sum(1).clamp(min=1)
 
+    @property
+    def _full(self) -> bool:
+        return min(self.sizes) == self.labels.shape[1]
+
     @cached_property
     def _owners(self) -> Tensor:
-        return torch.arange(len(self.clients), device=self.mask.device).repeat_interleave(self.mask.sum(1))
+        return self._index(client for client, size in enumerate(self.sizes) for _ in range(size))
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the real rows are among all K * B."""
+        width = self.labels.shape[1]
+        return self._index(client * width + row for client, size in enumerate(self.sizes) for row in range(size))
+
+    def _index(self, numbers: Iterable[int]) -> Tensor:
+        return torch.tensor(list(numbers), dtype=torch.int64, device=self.labels.device)
 
     def _draw(self, sampler: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         # Drawn for the real rows only, on the CPU: the numbers depend neither on neighbours nor on the device.
-        sizes = self.mask.sum(1).tolist()
-        draws = [sampler(size, *shape, generator=rng) for size, rng in zip(sizes, self.rngs, strict=True)]
-        return self.pad(torch.cat(draws).to(self.mask.device))
+        draws = [sampler(size, *shape, generator=rng) for size, rng in zip(self.sizes, self.rngs, strict=True)]
+        return self.pad(torch.cat(draws).to(self.labels.device))

@@ -53,8 +53,8 @@ class ClientData:
         """``positions[i]`` are places in the list of client ``clients[i]``; lists may differ in length."""
         rows = [self._rows[split][client][where] for client, where in zip(clients, positions, strict=True)]
         index = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = torch.tensor([len(r) for r in rows])
-        mask = torch.arange(index.shape[1])[None] < lengths[:, None]
+        sizes = tuple(len(r) for r in rows)
+        mask = torch.arange(index.shape[1]) < torch.tensor(sizes)[:, None]
         packed = torch.cat(rows)
         images = features = torch.empty(0)  # what a method does not need is not there
         if self._images is not None:
@@ -62,7 +62,7 @@ class ClientData:
         if self._features is not None:
             features = (self._features[index] * mask[..., None]).to(self.device)
         labels = (self._labels[index] * mask).to(self.device)
-        return Batch(tuple(clients), labels, mask.to(self.device), images, features, tuple(rngs), stage)
+        return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage)
 
     def epoch(
         self,

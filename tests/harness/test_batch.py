@@ -11,9 +11,9 @@ SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
 def make(sizes: list[int], width: int | None = None, clients: list[int] | None = None) -> Batch:
     """Clients of these sizes; ``width`` pads further than needed. Noise is seeded by the client's number."""
     ids = clients or list(range(len(sizes)))
-    mask = torch.arange(width or max(sizes))[None] < torch.tensor(sizes)[:, None]
+    labels = torch.zeros(len(sizes), width or max(sizes), dtype=torch.int64)
     rngs = [torch.Generator().manual_seed(client) for client in ids]
-    return Batch(tuple(ids), torch.zeros(mask.shape, dtype=torch.int64), mask, None, None, rngs)
+    return Batch(tuple(ids), labels, tuple(sizes), None, None, rngs)
 
 
 def numbered(*shape: int) -> Tensor:

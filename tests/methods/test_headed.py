@@ -48,8 +48,7 @@ def test_each_client_has_its_own_head() -> None:
 
 def test_loss_is_the_mean_over_real_samples() -> None:
     labels = torch.tensor([[0, 1, 1], [1, 0, 0]])
-    mask = torch.tensor([[True, True, True], [True, False, False]])
     logits = torch.randn(2, 3, 2)
-    loss = cross_entropy(logits, Batch((0, 1), labels, mask, None, None, []))
+    loss = cross_entropy(logits, Batch((0, 1), labels, (3, 1), None, None, []))
     torch.testing.assert_close(loss[0], torch.nn.functional.cross_entropy(logits[0], labels[0]))
     torch.testing.assert_close(loss[1], torch.nn.functional.cross_entropy(logits[1, :1], labels[1, :1]))

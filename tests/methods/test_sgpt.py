@@ -24,9 +24,10 @@ def sgpt(**params: object) -> SGPT:
 def choices(counts: list[int], features: list[list[float]], stage: str = "group", **params: object) -> list[int]:
     """Groups that one client's images choose if the keys are the first three axes."""
     given = torch.tensor([features])
-    mask = torch.ones(given.shape[:2], dtype=torch.bool)
     start = {"keys": torch.eye(3)[None], "counts": torch.tensor([counts])}
-    batch = Batch((0,), torch.zeros(given.shape[:2], dtype=torch.int64), mask, None, given, [], stage, start)
+    batch = Batch(
+        (0,), torch.zeros(given.shape[:2], dtype=torch.int64), (len(features),), None, given, [], stage, start
+    )
     chosen: list[int] = sgpt(groups=3, **params).choice(start, batch)[0].argmax(-1).tolist()
     return chosen
 
