@@ -51,8 +51,9 @@ def adapt(
 ) -> State:
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
     theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
-    stage, key = federation.method.adaptation(epochs), (federation.seed, state.round)
-    stages = [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in theta})]  # newcomers may hold more
+    method, key = federation.method, (federation.seed, state.round)
+    planned = method.newcomer_stages(epochs) if newcomers else [method.adaptation(epochs)]
+    stages = [replace(s, rates={k: lr for k, lr in s.rates.items() if k in theta}) for s in planned]
     adapted, _ = train(
         federation.method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation"
     )

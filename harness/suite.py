@@ -3,7 +3,7 @@
 title = "..."            methods = "all" or a list       seeds = [0, 1]
 backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (optional)
 [protocol]               fields of the protocol, for every cell
-[params.METHOD]          parameters of one method, for every cell
+[params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list a placeholder), [settings.protocol] and [settings.params.METHOD] for these cells
 """
@@ -11,8 +11,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 import itertools
 import string
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -
             raise UserError(f"{where} lacks {key!r}.")
     methods = raw.get("methods", "all")
     names = registry().names() if methods == "all" else list(methods)
-    for method in [*names, *raw.get("params", {})]:
+    for method in [*names, *(key for key in raw.get("params", {}) if key != "all")]:
         registry().get(method)
     backbone = backbone_spec(raw["backbone"], weights or raw.get("weights"), raw.get("image_size"))
     settings = tuple(setting for entry in raw["settings"] for setting in _expand(entry, raw, where))
@@ -96,13 +96,25 @@ def _expand(entry: Mapping[str, Any], raw: Mapping[str, Any], where: str) -> Ite
     for key in ("table", "dataset", "partition", *holes):
         if key not in entry:
             raise UserError(f"a setting of {where} lacks {key!r}.")
-    shared, own = raw.get("params", {}), entry.get("params", {})
-    params = {method: {**shared.get(method, {}), **own.get(method, {})} for method in {**shared, **own}}
+    levels = (raw.get("params", {}), entry.get("params", {}))
+    params = {name: _params(name, levels, where) for name in registry().names()}
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
     for values in itertools.product(*(entry[hole] for hole in holes)):
         chosen = dict(zip(holes, values, strict=True))
         label = ", ".join(f"{key}={value}" for key, value in chosen.items()) or text
         yield Setting(entry["table"], label, entry["dataset"], text.format(**chosen), protocol, params)
+
+
+def _params(method: str, levels: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """What the suite, then the setting, say for every method and for this one; the later and the closer wins."""
+    own = {field.name for field in fields(registry().get(method).Params)}
+    anywhere = {field.name for name in registry().names() for field in fields(registry().get(name).Params)}
+    chosen: dict[str, Any] = {}
+    for level in levels:
+        _known(level.get("all", {}), anywhere, f"params.all of {where}")
+        chosen |= {key: value for key, value in level.get("all", {}).items() if key in own}
+        chosen |= level.get(method, {})
+    return chosen
 
 
 def _known(mapping: Mapping[str, Any], keys: set[str], where: str) -> None:

@@ -63,7 +63,8 @@ def train(
                     theta[name], momenta[name] = _where(active, moved, value), _where(active, momentum, momenta[name])
                 losses += torch.where(active, loss.detach(), 0)
                 steps += active
-    return theta, (losses / steps.clamp(min=1)).cpu()
+        theta |= method.end_stage(stage, theta)
+    return theta, losses / steps.clamp(min=1)
 
 
 def clipped(grads: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:

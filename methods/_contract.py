@@ -128,9 +128,17 @@ class Method(ABC):
         """A visit's stages in order; each begins with a fresh optimiser."""
         return [Stage("train", self.rates(), epochs)]
 
+    def end_stage(self, stage: Stage, theta: State) -> State:  # noqa: ARG002
+        """Tensors of theta that change when a stage ends, such as a server's answer; they replace theta's."""
+        return {}
+
     def adaptation(self, epochs: int) -> Stage:
         """What a client that never took part trains of its copy of theta: the head, with all else fixed."""
         return Stage("adapt", {k: lr for k, lr in self.rates().items() if k.startswith("head.")}, epochs)
+
+    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+        """What a client kept out of all rounds trains of what `newcomer` sent it: by default the adaptation."""
+        return [self.adaptation(epochs)]
 
     def finetune_before_evaluation(self) -> bool:
         """Whether every client runs the adaptation, on a copy, before it is evaluated."""

@@ -33,6 +33,11 @@ class GeneratorParams(PromptParams):
     )
     clip: float = option(50.0, "largest norm of the generator's gradient", low=0)
     heads: int = option(1, "attention heads of the generator; must divide the width", low=1)
+    unseen_mode: str = option(
+        "backprop",
+        "how an unseen client finds its descriptor: its loss through the frozen generator, or exchanges of prompts",
+        choices=("backprop", "server_loop"),
+    )
 
 
 def generate(generator: State, descriptors: Tensor, heads: int = 1) -> Tensor:
@@ -157,9 +162,30 @@ class PFedPG(FedVPT):
         share = torch.where(seen.sum() > 0, seen, torch.ones_like(seen))
         sent = {name: server[name] for name in server if name in GENERATOR or name.startswith("head.")}
         sent["descriptor"] = share @ server["descriptors"] / share.sum()
-        return super().download(sent, clients)  # stacked as they are
+        stacked = super().download(sent, clients)  # as they are
+        if self.params.unseen_mode == "server_loop":
+            stacked["prompt"] = self._generate(stacked, stacked["descriptor"])
+        return stacked
 
     def adaptation(self, epochs: int) -> Stage:
         """The head, and what only a newcomer holds: its descriptor, through the frozen generator."""
         head = super().adaptation(epochs)
         return Stage(head.name, {**head.rates, "descriptor": self.params.gen_lr}, epochs)
+
+    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+        if self.params.unseen_mode == "server_loop":
+            return [Stage("exchange", self.rates(), 1)] * epochs
+        return [self.adaptation(epochs)]
+
+    def end_stage(self, stage: Stage, theta: State) -> State:
+        """The server's answer to a newcomer's exchange: its descriptor moves as in a round, all else stays."""
+        if stage.name != "exchange":
+            return {}
+        descriptor = theta["descriptor"].detach().requires_grad_()
+        with torch.enable_grad():
+            prompt = self._generate(theta, descriptor)
+            pull = (prompt * (prompt - theta["prompt"]).detach()).sum((1, 2))
+        (grads,) = torch.autograd.grad(pull.sum(), [descriptor])
+        steps = torch.stack([clipped([grad], self.params.clip)[0] for grad in grads])
+        moved = theta["descriptor"] - self.params.gen_lr * steps
+        return {"descriptor": moved, "prompt": self._generate(theta, moved)}

@@ -84,3 +84,16 @@ def test_broken_toml_is_one_line(tmp_path: Path) -> None:
     path.write_text("seeds = [")
     with pytest.raises(UserError, match="not valid TOML"):
         load_suite(str(path))
+
+
+def test_params_for_all_reach_those_who_have_them() -> None:
+    params = {"all": {"lr": 0.5, "length": 3}, "fedvpt": {"lr": 0.25}}
+    cells = {cell.method: cell.params for _, cell in parse_suite("x", {**RAW, "params": params}).cells()}
+    assert (cells["fedvpt"]["lr"], cells["fedvpt"]["length"]) == (0.25, 3)
+    assert cells["head-tune"]["lr"] == 0.5
+    assert "length" not in cells["head-tune"]
+
+
+def test_a_parameter_that_no_method_has_is_named() -> None:
+    with pytest.raises(UserError, match=r"'lenght'.*'length'"):
+        parse_suite("x", {**RAW, "params": {"all": {"lenght": 3}}})

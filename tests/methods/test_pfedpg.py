@@ -192,3 +192,26 @@ def test_a_member_never_sampled_keeps_its_generated_prompt() -> None:
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(UserError, match="heads = 5 does not divide the width 32"):
         toy(heads=5)
+
+
+def test_an_exchange_moves_the_descriptor_as_a_round_would() -> None:
+    _, method, server = toy(unseen_mode="server_loop")
+    server["visits"][0] = 1  # so that a newcomer begins with the descriptor of client 0
+    theta, delta = method.newcomer(server, [3]), delta_of()[:1]
+    torch.testing.assert_close(theta["prompt"], method.download(server, [0])["prompt"])
+    answer = method.end_stage(method.newcomer_stages(1)[0], {**theta, "prompt": theta["prompt"] - delta})
+    new = method.aggregate(server, {"delta": delta}, torch.ones(1), [0])
+    torch.testing.assert_close(answer["descriptor"][0], new["descriptors"][0])
+    assert not torch.equal(new["descriptors"][0], server["descriptors"][0])
+
+
+def test_a_newcomer_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:
+    federation, method, _ = toy(unseen_mode="server_loop")
+    state = federation.start()
+    federation.step(state, [0, 2])
+    start = federation.theta(state, [1, 3], newcomers=True)[1]
+    adapted = adapt(federation, state, [1, 3], epochs=2, newcomers=True)
+    moved = {name for name in start if not torch.equal(start[name], adapted[name])}
+    assert moved == {"descriptor", "prompt", "head.weight", "head.bias"}
+    torch.testing.assert_close(adapted["prompt"], generate(adapted, adapted["descriptor"]))
+    assert [stage.epochs for stage in method.newcomer_stages(3)] == [1, 1, 1]
