@@ -101,12 +101,12 @@ class Federation:
             stages = self.method.stages(self.protocol.epochs)
             theta, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
             theta |= self.method.end_visit(theta, self.data.ordered(clients, "train", self.protocol.batch_size))
-            told = {**self.diagnostics(theta, clients, round_), "loss": loss}
+            told = {k: v.tolist() for k, v in {**self.diagnostics(theta, clients, round_), "loss": loss}.items()}
             sent = self.method.upload(theta, received)
             down, up = _add(down, _count(received)), _add(up, _count(sent))
             for position, client in enumerate(clients):
                 uploads[client] = unstack_state(sent, position)
-                numbers[client] = {name: float(value[position]) for name, value in told.items()}
+                numbers[client] = {name: float(values[position]) for name, values in told.items()}
                 personal[client] = unstack_state({k: theta[k] for k in kept}, position)
                 if self.protocol.eval_point == "post_local":
                     local[client] = unstack_state({k: theta[k] for k in held}, position)
