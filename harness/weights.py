@@ -88,7 +88,7 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
     elif spec.weights == "hub":
         vit = _from_hub(spec)
     else:
-        vit = _build(spec.name, spec.image_size)
+        vit = _build(spec.name, spec.image_size, meta=torch.device(device).type == "meta")
     mean, std = ((0.5,) * 3, (0.5,) * 3) if spec.name == MICRO_VIT else _normalisation(spec.name)
     return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
 
