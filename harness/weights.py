@@ -1,8 +1,10 @@
 """Where a backbone's weights come from: the embedded file, a local file, timm's hub, or `random` by that word."""
 
 import hashlib
+import logging
 import math
 import pickle
+import re
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +41,8 @@ def backbone_spec(name: str, weights: str | None = None, image_size: int | None 
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
     known = timm.list_models(module="vision_transformer")
     if name != MICRO_VIT and name not in known:
-        raise unknown("backbone", name, [MICRO_VIT, *(n for n in known if n.startswith("vit_") and "patch" in n)][:60])
+        plain = [model for model in known if re.fullmatch(r"vit_[a-z]+_patch\d+_\d+", model)]
+        raise unknown("backbone", name, [MICRO_VIT, *plain])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
     patch = _build(name, size, meta=True).patch_embed.patch_size[0]
     if size < patch or size % patch:
@@ -116,6 +119,7 @@ def _build(name: str, image_size: int, meta: bool = False) -> VisionTransformer:
 
 
 def _from_hub(spec: BackboneSpec) -> VisionTransformer:
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are told in our one line
     try:
         vit = timm.create_model(spec.name, pretrained=True, num_classes=0, img_size=spec.image_size)
     except Exception as error:  # the hub client raises whatever its network stack does

@@ -1,5 +1,6 @@
 """What every test gets: a cache of its own and one thread, so that numbers do not depend on the machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,4 +23,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))
     monkeypatch.delenv("FEDPROMPT_DATA", raising=False)
+    return folder
+
+
+@pytest.fixture
+def shared_cache(own_cache: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One cache for the whole session and all its workers: the embedded data are drawn once."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared-cache"
+    monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))
     return folder

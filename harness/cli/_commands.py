@@ -175,7 +175,8 @@ def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, execut
                 bar.remove_task(rows.pop(outcome.cell.hash))
             if outcome.error:
                 failures.append(outcome)
-                tracker.failed(outcome.cell, outcome.error)
+                if suite or outcome.folder.exists():  # bad input of a single run is no result
+                    tracker.failed(outcome.cell, outcome.error)
                 bar.console.print(f"failed: {outcome.cell.label}: {outcome.error}", soft_wrap=True)
             else:
                 tracker.finish(outcome.folder)

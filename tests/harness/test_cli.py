@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from run_folders import new_store
 
 from fedprompt.harness.cli import main
 from fedprompt.methods import registry
 
+pytestmark = pytest.mark.usefixtures("shared_cache")
 RUN = ["run", "--method", "fedvpt", "--dataset", "glyph-domains", "--partition", "domains:m=2"]
 SMALL = ["--set", "rounds=1", "--set", "epochs=1", "--weights", "random"]
 
@@ -43,7 +45,7 @@ BAD_INPUT = {
     "zero threads": ([*RUN, *SMALL, "--threads", "0"], "at least 1"),
     "missing plugin": ([*RUN, "--plugin", "nowhere.py"], "nowhere.py"),
     "unknown suite": (["bench", "smokee"], "'smoke'"),
-    "unknown option": ([*RUN, "--round", "3", "--sed", "1"], "--seed"),
+    "unknown option": ([*RUN, "--sed", "1"], "--seed"),
     "unknown command": (["benhc"], "bench"),
     "method to check": (["check", "fedvtp"], "'fedvpt'"),
     "method to show": (["methods", "fedvtp"], "'fedvpt'"),
@@ -86,13 +88,14 @@ def test_weights_of_another_model_name_the_keys(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """One cell run through the command line."""
-    out = tmp_path_factory.mktemp("out")
     words = replaced(method="head-tune", partition="domains:m=1,shots=2")
-    assert main([*words, *SMALL, "--out", str(out)]) == 0
-    return out
+    new_store(tmp_path)
+    assert main([*words, *SMALL, "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    return tmp_path
 
 
 def test_run_leaves_a_finished_run_and_a_record(finished: Path) -> None:
