@@ -79,7 +79,7 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
     """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
 
     ``shots`` are drawn first, then ``val_fraction`` of what each client has left is moved from train to val,
-    in proportion to its classes. A smaller ``shots`` is a subset of a larger one.
+    in proportion to its classes. A smaller ``shots`` is a subset of a larger one; so is ``test_shots``.
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
@@ -87,6 +87,8 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
     labels = np.asarray(dataset.labels)
     if spec.shots:
         train = [_few(rows, labels, spec.shots, _rng(seed, "shots", k)) for k, rows in enumerate(train)]
+    if spec.test_shots:
+        test = [_few(rows, labels, spec.test_shots, _rng(seed, "test shots", k)) for k, rows in enumerate(test)]
     _check_sizes(spec, dataset, train, test, least_train=2 if val_fraction else 1)
     val = [_held_out(rows, labels, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
     train = [np.setdiff1d(rows, held) for rows, held in zip(train, val, strict=True)]

@@ -29,10 +29,11 @@ class PartitionSpec:
 
     clients: int | None = None  # None: as many as the data have domains
     shots: int = 0  # train images of a class that a client keeps; 0 keeps all
+    test_shots: int = 0  # the same for test images: a cheaper, coarser accuracy
     unseen: Unseen = "none"  # half: a random half never trains; last_half: the later clients never train
 
     def __post_init__(self) -> None:
-        for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0)):
+        for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0), ("test_shots", 0)):
             value = getattr(self, name, None)
             if value is not None and value < least:
                 raise UserError(f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}")

@@ -68,6 +68,13 @@ def test_shots_are_nested() -> None:
     assert set(few.train[3]) < set(more.train[3])
 
 
+def test_test_shots_cut_only_the_test_data() -> None:
+    data, whole, few = tiny_dataset(), partition("domains:m=1"), partition("domains:m=1,test_shots=1")
+    assert np.bincount(data.labels[few.test[2]]).tolist() == [1] * 10
+    assert all(set(a) < set(b) for a, b in zip(few.test, whole.test, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(few.train, whole.train, strict=True))
+
+
 def test_unseen_half() -> None:
     assert partition("domains:m=2").unseen == ()
     assert partition("domains:m=2,unseen=last_half").unseen == (3, 4, 5)
