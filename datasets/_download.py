@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from fedprompt.harness.errors import UserError
+from fedprompt.harness.progress import progress
 
 CHUNK = 1 << 20
 TIMEOUT = 60
@@ -89,18 +89,18 @@ def _transfer(url: str, part: Path) -> None:
         if error.code == 416:  # nothing beyond what we have: complete, or not this file; the checksum tells
             return
         raise
-    with response, _bar() as progress:
+    with response, progress(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as bar:
         if begin and response.status != 206:  # the server cannot resume and sends all of it
             begin = 0
         length = response.headers.get("Content-Length")
         total = begin + int(length) if length else None
-        task = progress.add_task(part.name.removesuffix(".part"), completed=begin, total=total)
+        task = bar.add_task(part.name.removesuffix(".part"), completed=begin, total=total)
         got = begin
         with part.open("ab" if begin else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 got += len(chunk)
-                progress.update(task, completed=got)
+                bar.update(task, completed=got)
         if total is not None and got < total:
             raise ConnectionError(f"the connection ended after {got:,} of {total:,} bytes")
 
@@ -124,15 +124,3 @@ def _extract(archive: Path, folder: Path) -> None:
     else:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
-
-
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)

@@ -5,6 +5,7 @@ A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a
 
 import dataclasses
 import difflib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -21,7 +22,7 @@ Unseen = Literal["none", "half", "last_half"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionSpec:
+class PartitionSpec(ABC):
     """Keys of every kind. ``str(spec)`` is canonical: equal specs, equal text."""
 
     kind: ClassVar[str]
@@ -53,9 +54,9 @@ class PartitionSpec:
         value = getattr(self, field.name)
         return value != field.default or (field.name == "clients" and value is not None)
 
+    @abstractmethod
     def split(self, dataset: Dataset, seed: int) -> Split:
         """Row numbers of every client, train and test."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

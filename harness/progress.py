@@ -5,22 +5,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 T = TypeVar("T")
 
 
-def progress() -> Progress:
-    """A bar display; use it as a context manager."""
-    console = Console(stderr=True)
-    columns = (
+def progress(*columns: ProgressColumn) -> Progress:
+    """A bar display; use it as a context manager. ``columns`` replace the usual counts and times."""
+    usual = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        *(columns or usual),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
     )
-    return Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True)
 
 
 def track(items: Sequence[T] | Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
