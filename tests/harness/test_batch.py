@@ -88,3 +88,16 @@ def test_uniform_noise_is_in_the_unit_interval() -> None:
     assert draws.min() >= 0
     assert draws.max() < 1
     assert abs(float(draws.mean()) - 0.5) < 0.02
+
+
+def test_no_shape_waits_for_data() -> None:
+    labels = torch.zeros(3, 4, dtype=torch.int64, device="meta")
+    batch = Batch((0, 1, 2), labels, (2, 0, 4), None, None, [torch.Generator() for _ in range(3)])
+    assert batch.rows(torch.empty(3, 5, device="meta")).shape == (6, 5)
+    assert batch.pack(batch.normal(5)).shape == (6, 5)
+    assert batch.mean(batch.uniform()).device.type == "meta"
+
+
+def test_a_full_batch_packs_without_a_copy() -> None:
+    samples = numbered(2, 3, 4)
+    assert make([3, 3]).pack(samples).data_ptr() == samples.data_ptr()
