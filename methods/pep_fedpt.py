@@ -1,6 +1,6 @@
 """PEP-FedPT (reconstruction): a token mixed from class prompts by global prototypes and the client's class prior.
 
-Only the abstract was at hand. What it says: a shared prompt, class prompts mixed for each input with weights from global
+Only the abstract was at hand. It says: a shared prompt, class prompts mixed for each input with weights from global
 class prototypes and client class priors, nothing trainable that stays with a client, federated averaging. All the rest
 is ours (docs/methods.md).
 """
