@@ -35,20 +35,20 @@ test: setup lint typecheck  ## all tests, after lint and typecheck
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf
 
 ui: setup  ## MLflow UI on 127.0.0.1:5000
-	"$(BIN)/mlflow" ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
+	"$(BIN)/python" -m mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
 
 perf: setup  ## speed, side by side in one run
 	"$(BIN)/fedprompt" perf
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 lint: setup  ## ruff
-	"$(BIN)/ruff" check .
-	"$(BIN)/ruff" format --check .
+	"$(BIN)/python" -m ruff check .
+	"$(BIN)/python" -m ruff format --check .
 
 typecheck: setup  ## mypy on an ordinary install of the three packages
 	@rm -rf build
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target build/typecheck .
-	MYPYPATH=build/typecheck "$(BIN)/mypy" -p fedprompt.methods -p fedprompt.datasets -p fedprompt.harness
+	MYPYPATH=build/typecheck "$(BIN)/python" -m mypy -p fedprompt.methods -p fedprompt.datasets -p fedprompt.harness
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
