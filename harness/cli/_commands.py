@@ -153,13 +153,18 @@ def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, execut
     device = choose_device(args.device)
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
     site = Site(args.out, args.data_root, weights, device, args.threads, plugins)
-    skipped = 0 if args.restart else sum(is_done(run_folder(site.out, cell)) for cell in cells)
+    finished: list[Any] = []
+    todo: list[Any] = []
+    for cell in cells:
+        (finished if not args.restart and is_done(run_folder(site.out, cell)) else todo).append(cell)
     console, tracker = Console(stderr=True, highlight=False), Tracker(_uri(args), args.out, suite)
-    if skipped:
-        console.print(f"{skipped} of {len(cells)} cells are finished already; the others are run")
+    if finished:
+        console.print(f"{len(finished)} of {len(cells)} cells are finished already")
+    for cell in finished:
+        tracker.finish(run_folder(site.out, cell))  # it may have ended while MLflow was away
     by_hash, failures = {cell.hash: cell for cell in cells}, []
     with progress() as bar:
-        whole = bar.add_task("cells", total=len(cells))
+        whole = bar.add_task("cells", total=len(cells), completed=len(finished))
         rows: dict[str, Any] = {}
 
         def tell(event: Progress) -> None:
@@ -169,7 +174,7 @@ def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, execut
             bar.update(rows[event.cell], completed=event.round)
             tracker.round(cell, event)
 
-        for outcome in execute(cells, site, tell, workers, executor, args.restart):
+        for outcome in execute(todo, site, tell, min(workers, max(1, len(todo))), executor, args.restart):
             bar.advance(whole)
             if outcome.cell.hash in rows:
                 bar.remove_task(rows.pop(outcome.cell.hash))
