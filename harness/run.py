@@ -129,6 +129,7 @@ def environment(site: Site) -> dict[str, str]:
 def _latest(run: Run) -> dict[str, float]:
     log = asdict(run.logs[-1])
     metrics = {k: float(log[k]) for k in ("loss", "floats_down", "floats_up", "bytes_down", "bytes_up")}
+    metrics |= {f"diagnostics/{name}": value for name, value in run.logs[-1].diagnostics.items()}
     records = [record for record in run.records if record.round == run.state.round]
     if records:
         row = per_round(records_frame(records)).iloc[0]

@@ -324,8 +324,12 @@ def _metrics(run: "Run", rows: Mapping[int, Mapping[str, float]], prefix: str = 
         Metric(prefix + name, float(value), run.info.start_time + 1000 * round_, round_)
         for round_, row in rows.items()
         for name, value in row.items()
-        if (not prefix or name in CURVES) and not math.isnan(value)
+        if (not prefix or _is_curve(name)) and not math.isnan(value)
     ]
+
+
+def _is_curve(name: str) -> bool:
+    return name in CURVES or name.startswith("diagnostics/")
 
 
 def _curves(folder: Path) -> dict[int, dict[Any, float]]:
@@ -335,7 +339,7 @@ def _curves(folder: Path) -> dict[int, dict[Any, float]]:
     accuracy = per_round(with_accuracy(pd.read_csv(folder / "records.csv")))
     seen = accuracy.to_dict("index")
     return {
-        round_: {**{name: float(row[name]) for name in CURVES if name in row}, **seen.get(round_, {})}
+        round_: {**{name: float(row[name]) for name in row if _is_curve(name)}, **seen.get(round_, {})}
         for round_, row in logs.items()
     }
 

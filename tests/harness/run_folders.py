@@ -33,7 +33,7 @@ def done_folder(
         for round_, row in enumerate(table, start=1)
         for client, accuracy in enumerate(row)
     ]
-    logs = [RoundLog(r, (0, 1), 1 / r, 200, 100, 800, 400) for r in range(1, len(table) + 1)]
+    logs = [RoundLog(r, (0, 1), 1 / r, 200, 100, 800, 400, {"kl": 2.0 * r}) for r in range(1, len(table) + 1)]
     rules, folder = cell.protocol, run_folder(out, cell)
     summary = {
         **summarise(records_frame(records), rules.rounds, rules.last, rules.never_sampled),

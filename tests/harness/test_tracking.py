@@ -101,6 +101,11 @@ def test_finish_records_everything(tmp_path: Path, uri: str) -> None:
     assert (tmp_path / "mlartifacts").is_dir()
 
 
+def test_diagnostics_of_a_method_are_curves(tmp_path: Path, uri: str) -> None:
+    assert Tracker(uri, tmp_path).finish(done_folder(tmp_path, a_cell()))
+    assert curve(uri, runs(uri)[0], "round/diagnostics/kl") == [(1, 2.0), (2, 4.0), (3, 6.0)]
+
+
 def test_more_points_than_one_call_takes(tmp_path: Path, uri: str) -> None:
     rounds = 350  # five curves: 1750 points
     Tracker(uri, tmp_path).finish(done_folder(tmp_path, a_cell(rounds=rounds)))
