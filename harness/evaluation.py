@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedprompt.harness.clients import Split
 from fedprompt.harness.federation import Federation, FederationState
@@ -22,6 +23,7 @@ class Record:
     total: int
     participated: bool  # took part in a round up to this one
     unseen: bool = False  # kept out of training on purpose and adapted at the end
+    samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
 
 
 def evaluate(
@@ -77,8 +79,8 @@ def _evaluate(federation: Federation, state: FederationState, split: Split, clie
     records = []
     for epochs, group in by_epochs.items():
         theta = adapt(federation, state, group, epochs) if epochs else _held(federation, state, group)
-        records += count_correct(federation, state, theta, group, split)
-    return sorted(records, key=lambda record: record.client)
+        records += count_correct(federation, state, theta, group, split, federation.protocol.reported(state.round))
+    return sorted(records, key=lambda record: (record.samples, record.client))
 
 
 def _held(federation: Federation, state: FederationState, clients: Sequence[int]) -> State:
@@ -90,18 +92,27 @@ def _held(federation: Federation, state: FederationState, clients: Sequence[int]
 
 @torch.no_grad()
 def count_correct(
-    federation: Federation, state: FederationState, theta: State, clients: Sequence[int], split: Split
+    federation: Federation,
+    state: FederationState,
+    theta: State,
+    clients: Sequence[int],
+    split: Split,
+    sweep: bool = False,
 ) -> list[Record]:
+    """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
     method, data, protocol = federation.method, federation.data, federation.protocol
     rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
-    correct = torch.zeros(len(clients), dtype=torch.int64)
+    correct: dict[int, Tensor] = {}
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
     for batch in data.ordered(clients, split, protocol.batch_size, rngs):
-        scores = method.predict(theta, batch)
-        if absent is not None:
-            scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
-        correct += ((scores.argmax(-1) == batch.labels) & batch.mask).sum(1).cpu()
+        made = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
+        for samples, scores in made.items():
+            if absent is not None:
+                scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
+            right = ((scores.argmax(-1) == batch.labels) & batch.mask).sum(1)
+            correct[samples] = correct.get(samples, 0) + right
     return [
-        Record(state.round, client, int(count), data.size(client, split), client in state.personal)
-        for client, count in zip(clients, correct, strict=True)
+        Record(state.round, client, count, data.size(client, split), client in state.personal, samples=samples)
+        for samples, counts in correct.items()
+        for client, count in zip(clients, counts.tolist(), strict=True)
     ]

@@ -21,7 +21,7 @@ def with_accuracy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def per_round(records: pd.DataFrame, exclude_never_sampled: bool = False) -> pd.DataFrame:
     """Average and Worst Local of each evaluated round, over the clients that train; index is the round."""
-    rows = records[~records["unseen"]]
+    rows = records[~records["unseen"] & (records["samples"] == 0)]
     if exclude_never_sampled:
         rows = rows[rows["participated"]]
     accuracy = rows.groupby("round")["accuracy"]
@@ -36,7 +36,7 @@ def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str)
     excluded = per_round(counted, exclude_never_sampled=True)
     if list(default.index) != list(range(first, rounds + 1)):
         raise ValueError(f"rounds {first} to {rounds} must all be evaluated, found {list(default.index)}")
-    final = records[records["round"] == rounds]
+    final = records[(records["round"] == rounds) & (records["samples"] == 0)]
     unseen = final[final["unseen"]]
     summary = {
         "average": float(default["average"].mean()),
@@ -46,6 +46,9 @@ def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str)
         "rounds_counted": float(rounds - first + 1),
         "never_sampled": float((~final[~final["unseen"]]["participated"]).sum()),
     }
+    for samples, rows in counted[counted["samples"] > 0].groupby("samples"):
+        swept = per_round(rows.assign(samples=0), exclude_never_sampled=never_sampled == "exclude")
+        summary[f"average_samples_{samples}"] = float(swept["average"].mean())
     if len(unseen):
         summary["unseen_average"] = float(unseen["accuracy"].mean())
     return summary

@@ -38,4 +38,8 @@ class Protocol:
 
     def evaluated(self, round_: int) -> bool:
         """Rounds count from 1. The last ones are reported; the grid shows the way there."""
-        return round_ > self.rounds - self.last or round_ % self.eval_every == 0
+        return self.reported(round_) or round_ % self.eval_every == 0
+
+    def reported(self, round_: int) -> bool:
+        """Whether the round is one of those whose mean is reported."""
+        return round_ > self.rounds - self.last

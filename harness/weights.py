@@ -40,9 +40,10 @@ class BackboneSpec:
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
     known = timm.list_models(module="vision_transformer")
-    if name != MICRO_VIT and name not in known:
+    base, dot, _ = name.partition(".")  # `vit_base_patch16_224.orig_in21k`: the tag says which of timm's weights
+    if name != MICRO_VIT and (base not in known or (dot and name not in timm.list_pretrained(f"{base}.*"))):
         plain = [model for model in known if re.fullmatch(r"vit_[a-z]+_patch\d+_\d+", model)]
-        raise unknown("backbone", name, [MICRO_VIT, *plain])
+        raise unknown("backbone", name, [MICRO_VIT, *plain, *timm.list_pretrained(f"{base}.*")])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
     patch = _build(name, size, meta=True).patch_embed.patch_size[0]
     if size < patch or size % patch:

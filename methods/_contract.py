@@ -100,6 +100,13 @@ class Method(ABC):
     def predict(self, theta: State, batch: Batch) -> Tensor:
         """Scores of the classes, (K, B, C); the largest is the prediction."""
 
+    def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
+        """Scores by the number of random draws averaged; 0 is `predict`, the only one that counts in tables.
+
+        Others are made of the same draws, so that one training shows what more of them would bring.
+        """
+        return {0: self.predict(theta, batch)}
+
     def begin_visit(self, theta: State, round_: int) -> State:  # noqa: ARG002
         """Constants of a visit, computed once from what the clients hold at its start; found in ``batch.start``."""
         return {}

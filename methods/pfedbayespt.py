@@ -173,14 +173,24 @@ class PFedBayesPTD(HeadedMethod):
         return cross_entropy(self.forward(theta, batch, self.view(theta, batch), [mask], noise).logits, batch)
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
-        """Log of the mean probability over V draws. All draws are made, so that V uses the first of the same."""
+        """Log of the mean probability over V draws."""
+        return importance_bound(self.draws(theta, batch, self.params.samples))
+
+    def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
+        """Those of V = 1, 2, ... as well; each uses the first V of the same draws."""
+        draws = self.draws(theta, batch, max(self.params.samples, self.params.samples_max))
+        nested = {v: importance_bound(draws[:v]) for v in range(1, len(draws) + 1)}
+        return {0: nested.get(self.params.samples, nested[1]), **(nested if len(nested) > 1 else {})}
+
+    def draws(self, theta: State, batch: Batch, wanted: int) -> Tensor:
+        """Log-probabilities (V, K, B, C); numbers for all draws are made, so that fewer see the first of the same."""
         made = max(self.params.samples, self.params.samples_max)
-        pairs = list(zip(self.masks(batch, made), self.test_noise(batch, made), strict=True))[: self.params.samples]
+        pairs = list(zip(self.masks(batch, made), self.test_noise(batch, made), strict=True))[:wanted]
         if all(part is None for part in pairs[0]):
             pairs = pairs[:1]  # nothing is random: every draw would be the same
         view = self.view(theta, batch)
         passes = [self.forward(theta, batch, view, [mask], noise).logits for mask, noise in pairs]
-        return importance_bound(torch.stack(passes).log_softmax(-1))
+        return torch.stack(passes).log_softmax(-1)
 
     def test_noise(self, batch: Batch, draws: int) -> list[Tensor | None]:  # noqa: ARG002
         return [None] * draws

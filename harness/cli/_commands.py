@@ -3,7 +3,7 @@
 import dataclasses
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 
 from fedprompt.harness.errors import UserError, unknown
 from fedprompt.methods import load_plugin, registry
+
+if TYPE_CHECKING:
+    from fedprompt.harness.suite import Suite
 
 
 def run(args: Namespace) -> int:
@@ -23,37 +26,49 @@ def run(args: Namespace) -> int:
         protocol["rounds"] = args.rounds
     backbone = backbone_spec(args.backbone, args.weights, args.image_size)
     cell = make_cell(args.method, args.dataset, args.partition, backbone, args.seed, params, protocol)
-    return _execute([cell], args, suite="", workers=1, executor="local")
+    return execute_cells([cell], args, suite="", workers=1, executor="local")
 
 
 def bench(args: Namespace) -> int:
-    from fedprompt.harness.suite import load_suite
-
-    _plugins(args)
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
-    suite = load_suite(args.suite, args.weights)
-    if args.methods:
-        names = tuple(args.methods.split(","))
-        for name in names:
-            registry().get(name)
-        suite = dataclasses.replace(suite, methods=names)
-    if args.seeds:
-        suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
-    cells = [cell for _, cell in suite.cells()]
-    code = _execute(cells, args, suite.name, args.workers, args.executor)
     from fedprompt.harness.report import write_report
 
-    write_report(suite, _uri(args), args.out, Console())
+    suite = chosen_suite(args)
+    code = execute_cells(suite.cells(), args, suite.name, args.workers, args.executor)
+    write_report(suite, tracking_uri(args), args.out, Console())
     return code
 
 
 def report(args: Namespace) -> None:
     from fedprompt.harness.report import write_report
+
+    write_report(chosen_suite(args), tracking_uri(args), args.out, Console())
+
+
+def tune(args: Namespace) -> int:
+    from fedprompt.harness.cli._tune import tune as tune_suite
+
+    return tune_suite(args)
+
+
+def plan(args: Namespace) -> None:
+    from fedprompt.harness.cli._plan import plan as plan_suite
+
+    plan_suite(args)
+
+
+def chosen_suite(args: Namespace) -> "Suite":
+    """The suite of the arguments, cut to the chosen methods and seeds, with tuned values where there are some."""
     from fedprompt.harness.suite import load_suite
 
     _plugins(args)
-    write_report(load_suite(args.suite, args.weights), _uri(args), args.out, Console())
+    if getattr(args, "workers", 1) < 1:
+        raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
+    suite = load_suite(args.suite, args.weights)
+    if getattr(args, "methods", None):
+        suite = suite.only(args.methods.split(","))
+    if getattr(args, "seeds", None):
+        suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
+    return suite
 
 
 def methods(args: Namespace) -> None:
@@ -110,7 +125,7 @@ def check(args: Namespace) -> int:
 def sync(args: Namespace) -> int:
     from fedprompt.harness.tracking import sync as sync_runs
 
-    recorded, present, failed = sync_runs(args.out, _uri(args))
+    recorded, present, failed = sync_runs(args.out, tracking_uri(args))
     print(f"recorded {recorded}, already there {present}, failed {failed}")
     return 1 if failed else 0
 
@@ -139,7 +154,7 @@ def perf(args: Namespace) -> None:
     Console().print(table)
 
 
-def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, executor: str) -> int:
+def execute_cells(cells: list[Any], args: Namespace, suite: str, workers: int, executor: str) -> int:
     """Run cells with bars, record each as it ends, name the failed ones; 1 if there are any."""
     from fedprompt.harness.executor import execute
     from fedprompt.harness.progress import progress
@@ -157,7 +172,7 @@ def _execute(cells: list[Any], args: Namespace, suite: str, workers: int, execut
     todo: list[Any] = []
     for cell in cells:
         (finished if not args.restart and is_done(run_folder(site.out, cell)) else todo).append(cell)
-    console, tracker = Console(stderr=True, highlight=False), Tracker(_uri(args), args.out, suite)
+    console, tracker = Console(stderr=True, highlight=False), Tracker(tracking_uri(args), args.out, suite)
     if finished:
         console.print(f"{len(finished)} of {len(cells)} cells are finished already")
     for cell in finished:
@@ -232,7 +247,7 @@ def _plugins(args: Namespace) -> None:
         load_plugin(plugin)
 
 
-def _uri(args: Namespace) -> str:
+def tracking_uri(args: Namespace) -> str:
     from fedprompt.harness.tracking import default_uri
 
     return args.tracking_uri or default_uri(args.out)

@@ -65,8 +65,8 @@ def build_parser() -> Parser:
     bench.add_argument("suite", help="a suite's name or a .toml file")
     bench.add_argument("--executor", default="local", choices=("local", "ray"))
     bench.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
-    bench.add_argument("--methods", help="only these, separated by commas")
-    bench.add_argument("--seeds", help="only these, separated by commas")
+    _choice_options(bench)
+    bench.add_argument("--untuned", action="store_true", help="leave out what 'fedprompt tune' has chosen")
     _site_options(bench)
     _tracking_option(bench)
     bench.add_argument("--restart", action="store_true", help="start every cell of the suite over")
@@ -74,9 +74,28 @@ def build_parser() -> Parser:
     report = _command(sub, "report", commands.report, "tables of a suite from what MLflow holds", ["report embedded"])
     report.add_argument("suite", help="a suite's name or a .toml file")
     report.add_argument("--weights", help="the weights file the suite was run with, where it was one of yours")
+    report.add_argument("--untuned", action="store_true", help="of the runs without tuned values")
     _out_option(report)
     _plugin_option(report)
     _tracking_option(report)
+
+    tune = _command(sub, "tune", commands.tune, "choose learning rates on held-out data", _TUNE_EXAMPLES)
+    tune.add_argument("suite", help="a suite's name or a .toml file")
+    tune.add_argument("--methods", help="only these, separated by commas")
+    tune.add_argument("--sampler", default="grid", choices=("grid", "tpe"), help="the methods' own grids, or TPE")
+    tune.add_argument("--trials", type=int, help="budget of each study (default: the suite's)")
+    tune.add_argument("--storage", help="Optuna's database (default: optuna.db in the results folder)")
+    tune.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
+    _site_options(tune)
+    _tracking_option(tune)
+
+    plan = _command(sub, "plan", commands.plan, "what a suite costs, before it is run", _PLAN_EXAMPLES)
+    plan.add_argument("suite", help="a suite's name or a .toml file")
+    _choice_options(plan)
+    plan.add_argument("--flops", type=float, help="sustained FLOPS of another machine, instead of measuring this one")
+    plan.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: cores)")
+    plan.add_argument("--untuned", action="store_true", help="leave out what 'fedprompt tune' has chosen")
+    _site_options(plan)
 
     methods = _command(sub, "methods", commands.methods, "what methods there are; one in detail", ["methods fedvpt"])
     methods.add_argument("name", nargs="?")
@@ -131,6 +150,8 @@ _RUN_EXAMPLES = [
     "--weights vit_tiny.safetensors",
 ]
 _BENCH_EXAMPLES = ["bench smoke", "bench embedded --workers 2", "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0"]
+_TUNE_EXAMPLES = ["tune embedded", "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20"]
+_PLAN_EXAMPLES = ["plan embedded", "plan paper --flops 60e12"]
 _PLUGIN_EXAMPLE = "check mine --plugin mine.py"
 
 
@@ -146,6 +167,11 @@ def _command(sub: Any, name: str, function: Any, help: str, examples: list[str])
     )
     parser.set_defaults(run=function)
     return parser
+
+
+def _choice_options(parser: Parser) -> None:
+    parser.add_argument("--methods", help="only these, separated by commas")
+    parser.add_argument("--seeds", help="only these, separated by commas")
 
 
 def _out_option(parser: Parser) -> None:
