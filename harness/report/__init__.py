@@ -20,12 +20,11 @@ from fedprompt.harness.cell import Cell
 from fedprompt.harness.mlflow_store import find_runs
 from fedprompt.harness.runs import FAILED, run_folder, write_atomic
 from fedprompt.harness.suite import Suite
-from fedprompt.methods import registry
 
 METRICS = {"average": "Average", "worst_local": "Worst Local", "unseen_average": "Unseen"}
 EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}
 NUMBERS = (*METRICS, *EXCLUDE.values(), "rounds_counted", "never_sampled", "floats_down", "floats_up")
-GROUP = ["table", "column", "setting", "method"]  # what the seeds of one number share; labels alone may repeat
+GROUP = ["table", "column", "setting", "row", "title"]  # what the seeds of one number share; labels alone may repeat
 USUAL_ROUNDS = 10  # the papers' last rounds
 MISSING = "–"
 GAP = 2  # spaces between columns in the terminal
@@ -60,12 +59,15 @@ def load_results(uri: str, cells: Sequence[Cell]) -> pd.DataFrame:
 
 def collect(suite: Suite, uri: str, out: Path | None = None) -> pd.DataFrame:
     """The results of a suite with the table and column each belongs to; ``out`` may tell why a cell failed."""
-    pairs = list(suite.cells())
-    results = load_results(uri, [cell for _, cell in pairs])
-    results.insert(0, "table", [setting.table for setting, _ in pairs])
-    results.insert(1, "column", [suite.settings.index(setting) for setting, _ in pairs])
-    results.insert(2, "setting", [setting.label for setting, _ in pairs])
-    for row, (_, cell) in enumerate(pairs):
+    planned = list(suite.planned())
+    results = load_results(uri, [entry.cell for entry in planned])
+    results.insert(0, "table", [setting.table for setting, _, _ in planned])
+    results.insert(1, "column", [suite.settings.index(setting) for setting, _, _ in planned])
+    results.insert(2, "setting", [setting.label for setting, _, _ in planned])
+    results.insert(3, "kind", [setting.kind for setting, _, _ in planned])
+    results.insert(4, "row", [row.key for _, row, _ in planned])
+    results.insert(5, "title", [row.title for _, row, _ in planned])
+    for row, (_, _, cell) in enumerate(planned):
         note = run_folder(out, cell) / FAILED if out else None
         if note and results.loc[row, "status"] != "finished" and note.exists():
             results.loc[row, ["status", "reason"]] = ["failed", json.loads(note.read_text())["reason"]]
@@ -75,7 +77,7 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> pd.DataFrame:
 def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """A row a table, setting, method and metric: mean and sample standard deviation over seeds, in percent."""
     rows = []
-    for (table, column, setting, method), cells in results.groupby(GROUP, sort=False):
+    for (table, column, setting, key, title), cells in results.groupby(GROUP, sort=False):
         finished = cells[cells["status"] == "finished"]
         state = "finished" if len(finished) else "failed" if (cells["status"] == "failed").any() else "missing"
         for metric in METRICS:
@@ -90,7 +92,9 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
                     "setting": setting,
                     "dataset": cells["dataset"].iloc[0],
                     "partition": cells["partition"].iloc[0],
-                    "method": method,
+                    "row": key,
+                    "title": title,
+                    "method": cells["method"].iloc[0],
                     "metric": metric,
                     "mean": values.mean(),
                     "std": values.std(ddof=1),
@@ -147,17 +151,18 @@ class Grid:
 
 
 def grids(suite: Suite, summary: pd.DataFrame) -> list[Grid]:
-    methods = [method for method in registry().names() if method in suite.methods]
-    titles = tuple(registry().get(method).title for method in methods)
-    return [
-        Grid(str(table), titles, (*_columns(rows, methods), _sent(rows, methods)))
-        for table, rows in summary.groupby("table", sort=False)
-    ]
+    titles = {row.key: row.title for row in suite.rows}
+    made = []
+    for table, rows in summary.groupby("table", sort=False):
+        keys = list(rows["row"].unique())
+        shown = tuple(titles[key] for key in keys)
+        made.append(Grid(str(table), shown, (*_columns(rows, keys), _sent(rows, keys))))
+    return made
 
 
 def _columns(rows: pd.DataFrame, methods: list[str]) -> Iterator[Column]:
     for (_, setting, metric), column in rows.groupby(["column", "setting", "metric"], sort=False):
-        by_method = column.set_index("method").reindex(methods)
+        by_method = column.set_index("row").reindex(methods)
         entries = [_entry(row) for _, row in by_method.iterrows()]
         yield Column(str(setting), METRICS[str(metric)], ranked(entries))
 
@@ -186,7 +191,7 @@ def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:
 
 def _sent(rows: pd.DataFrame, methods: list[str]) -> Column:
     """What one client uploads in one round; a range where the settings of a table differ."""
-    low, high = (getattr(rows.groupby("method")["bytes_up"], edge)().reindex(methods) for edge in ("min", "max"))
+    low, high = (getattr(rows.groupby("row")["bytes_up"], edge)().reindex(methods) for edge in ("min", "max"))
     texts = [
         MISSING if pd.isna(b) else bytes_text(a) if a == b else f"{bytes_text(a)} to {bytes_text(b)}"
         for a, b in zip(low, high, strict=True)
@@ -215,7 +220,7 @@ def notes(suite: Suite, results: pd.DataFrame) -> list[str]:
         todo = f"complete them with: fedprompt bench {suite.name}"
         lines.append(f"{len(finished)} of {len(results)} cells are finished ({MISSING} is missing); {todo}")
     lines += [
-        f"failed: {row['method']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
+        f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
         for row in failed.to_dict("records")
     ]
     counted = sorted({int(rounds) for rounds in finished["rounds_counted"].dropna()})
@@ -255,8 +260,8 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     folder = out / "report" / suite.name
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "report.md", markdown(suite.title, tables, footnotes).encode())
-    long = summary.assign(suite=suite.name, title=[registry().get(method).title for method in summary["method"]])
-    first = ["suite", "table", "setting", "method", "title", "metric"]
+    long = summary.assign(suite=suite.name)
+    first = ["suite", "table", "setting", "row", "title", "method", "metric"]
     ordered = long[[*first, *(name for name in long if name not in (*first, "column"))]]
     write_atomic(folder / "tables.csv", ordered.to_csv(index=False, lineterminator="\n").encode())
     show(tables, footnotes, console)
