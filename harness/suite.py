@@ -209,8 +209,9 @@ def _expand(
 
 
 def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:
-    """`all` is every registered method, without variants."""
-    names = registry().names() if methods == "all" else methods
+    """`all`, alone or in a list, is every registered method, without variants."""
+    given = [methods] if methods == "all" else methods
+    names = [name for each in given for name in (registry().names() if each == "all" else [each])]
     return tuple(variants.get(name) or Row(name, registry().get(name).title, name) for name in names)
 
 

@@ -17,7 +17,7 @@ from fedprompt.harness.backbone import Edit, FrozenViT, insert
 from fedprompt.harness.batch import Batch
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.fields import option
-from fedprompt.methods._contract import State, Task
+from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import HEAD_MODES, HeadedMethod, PromptParams, prompt_init
 
 
@@ -34,6 +34,9 @@ class PEPParams(PromptParams):
     proto_momentum: float = option(0.5, "share of an old prototype the server keeps", low=0, high=1)
     detach_weights: bool = option(True, "no gradient through the mixing weights")
     class_weighted_agg: bool = option(False, "average class prompts by the clients' images of the class")
+    unseen_head: bool = option(
+        True, "a client kept out of training fits a copy of the head; false: it only brings its prior"
+    )
 
 
 class PEPFedPT(HeadedMethod):
@@ -124,6 +127,9 @@ class PEPFedPT(HeadedMethod):
 
         self.backbone.cls(batch.images, edit, stop=self.block + 1)
         return batch.pad(rows[0])
+
+    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+        return super().newcomer_stages(epochs) if self.params.unseen_head else []
 
     # -- the server ------------------------------------------------------------------------------------------------
 
