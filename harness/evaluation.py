@@ -79,7 +79,7 @@ def _evaluate(federation: Federation, state: FederationState, split: Split, clie
     records = []
     for epochs, group in by_epochs.items():
         theta = adapt(federation, state, group, epochs) if epochs else _held(federation, state, group)
-        records += count_correct(federation, state, theta, group, split, federation.protocol.reported(state.round))
+        records += count_correct(federation, state, theta, group, split, federation.protocol.swept(state.round))
     return sorted(records, key=lambda record: (record.samples, record.client))
 
 

@@ -34,6 +34,9 @@ class Protocol:
         low=0,
         high=0.9,
     )
+    sweep: bool = option(
+        False, "in reported rounds also count what other numbers of random draws predict, where a method averages some"
+    )
     stack: int = option(0, "clients trained in one pass; 0 chooses by the memory a step needs", low=0)
 
     def evaluated(self, round_: int) -> bool:
@@ -43,3 +46,6 @@ class Protocol:
     def reported(self, round_: int) -> bool:
         """Whether the round is one of those whose mean is reported."""
         return round_ > self.rounds - self.last
+
+    def swept(self, round_: int) -> bool:
+        return self.sweep and self.reported(round_)

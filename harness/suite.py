@@ -231,7 +231,7 @@ def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
     shared = set(tune.seeds) & set(seeds)
     if shared:
         raise UserError(f"{where}: seed {min(shared)} is for reporting and for tuning; choose others in [tune].")
-    protocol = {"val_fraction": 0.1, "last": 1, **tune.protocol}
+    protocol = {"val_fraction": 0.1, "last": 1, "sweep": False, **tune.protocol}
     if not protocol["val_fraction"]:
         raise UserError(f"{where}: tune.protocol.val_fraction = 0 would choose on test data; hold some data out.")
     return replace(tune, protocol=protocol)
