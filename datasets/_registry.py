@@ -3,7 +3,9 @@
 import hashlib
 import os
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from fedprompt.datasets._store import (
 )
 from fedprompt.harness.errors import UserError, unknown
 
+entry_points = cache(metadata.entry_points)  # it reads the metadata of all packages, and each cell of a suite asks
 GROUP = "fedprompt.datasets"
 FOLDER = "folder:"
 EMBEDDED = {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SETTINGS = {  # of MLflow, unless the user has set them; they must be there before it is imported
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # seven, and two minutes each, would hold up training
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
