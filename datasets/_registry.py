@@ -29,7 +29,6 @@ from fedprompt.datasets._store import (
 )
 from fedprompt.harness.errors import UserError, unknown
 
-entry_points = cache(metadata.entry_points)  # it reads the metadata of all packages, and each cell of a suite asks
 GROUP = "fedprompt.datasets"
 FOLDER = "folder:"
 EMBEDDED = {
@@ -37,6 +36,11 @@ EMBEDDED = {
     "glyph-100": "100 glyph classes, drawn on first use",
 }
 Loader = Callable[[Path | None], Dataset]  # what an entry point names: from the user's root to the data set
+
+
+@cache  # each cell of a suite asks, and the answer is in the metadata of every installed package
+def entry_points(*, group: str) -> metadata.EntryPoints:
+    return metadata.entry_points(group=group)
 
 
 def dataset_names() -> list[str]:
