@@ -1,0 +1,68 @@
+"""What a report says, in which order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fedprompt.harness.report import notes, tables
+from fedprompt.harness.report.ablation import Paired, ablation, paired_differences, with_paired
+from fedprompt.harness.report.collect import summarise_seeds
+from fedprompt.harness.report.document import Document, Grid, Section
+from fedprompt.harness.report.published import CAUTION, load_published, published_grids, with_published
+from fedprompt.harness.suite import Suite
+
+if TYPE_CHECKING:
+    from fedprompt.harness.report.figures import Figure
+
+Differences = Mapping[tuple[int, str], Paired]
+PUBLISHED = "Beside the published values"
+
+
+def summarise(
+    suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path
+) -> tuple[pd.DataFrame, Differences]:
+    """Every number of the tables in one frame, and the paired differences of the ablations."""
+    paired = paired_differences(suite, results, records)
+    summary = with_published(suite, summarise_seeds(results), load_published(out))
+    return with_paired(summary, paired), paired
+
+
+def compose(
+    suite: Suite, results: pd.DataFrame, summary: pd.DataFrame, paired: Differences, figures: Sequence["Figure"]
+) -> Document:
+    sections = [
+        *(Section(grid.title, grids=(grid,)) for grid in _results(suite, summary, paired)),
+        *_published(suite, summary),
+        Section("How to read the numbers", tuple(notes.reading(suite, results))),
+        *([Section("Figures", figures=tuple(figures))] if figures else []),
+        notes.tuned_section(suite),
+        notes.provenance(suite, results),
+    ]
+    names = iter(tables.unique(grid.name for section in sections for grid in section.grids))
+    named = (replace(s, grids=tuple(replace(grid, name=next(names)) for grid in s.grids)) for s in sections)
+    return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
+
+
+def _results(suite: Suite, summary: pd.DataFrame, paired: Differences) -> Iterator[Grid]:
+    for title, kind, part in tables.tables_of(summary):
+        if kind == "ablation":
+            yield ablation(suite, title, part, paired)
+        else:
+            yield {"heterogeneity": tables.heterogeneity, "unseen": tables.unseen, "vsweep": tables.vsweep}[kind](
+                title, part
+            )
+
+
+def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
+    wanted = any(setting.published for setting in suite.settings)
+    grids = tuple(published_grids(suite, summary))
+    if grids:
+        orient = [grid for grid in grids if grid.caution]
+        text = f"{CAUTION} where so marked: the protocol differs from the paper's." if orient else ""
+        yield Section(PUBLISHED, (text,) if text else (), grids)
+    elif wanted and summary["published"].isna().all():
+        text = "Left out: no printed values were found in the results folder or beside the package (paper/*.csv)."
+        yield Section(PUBLISHED, (text,))

@@ -1,0 +1,110 @@
+"""A report in no particular language: what the terminal, Markdown, LaTeX and HTML all print."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fedprompt.harness.report.figures import Figure
+
+MISSING = "–"
+FAILED = "failed"
+GAP = 2  # characters between two columns of text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table."""
+
+    text: str
+    below: str = ""  # its second line
+    value: float | None = None  # as printed, if it may be compared
+    rank: int = 0  # 1 for the best of a column, 2 for the second
+    marks: str = ""  # letters of the notes that belong to it
+
+    @property
+    def width(self) -> int:
+        return max(len(self.text) + len(self.marks), len(self.below))
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands below one heading; columns of the same setting stand together."""
+
+    setting: str
+    metric: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def width(self) -> int:
+        return max(len(self.setting), len(self.metric), *(entry.width for entry in self.entries))
+
+
+class Note(NamedTuple):
+    """A footnote of a table."""
+
+    mark: str  # a letter that entries carry; empty where it is about the whole table
+    text: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table."""
+
+    name: str  # of its file
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[Column, ...]
+    corner: str = "Method"
+    caution: str = ""  # stands above the table, for who sees nothing else
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def groups(self) -> list[tuple[str, list[Column]]]:
+        return [(setting, list(columns)) for setting, columns in groupby(self.columns, lambda c: c.setting)]
+
+    def parts(self, width: int) -> list["Grid"]:
+        """The same as few tables of ``width`` characters, as even as possible; a setting's columns stay together."""
+        groups = [
+            part for setting, columns in self.groups for part in ([columns] if setting else [[c] for c in columns])
+        ]
+        room = width - max(len(self.corner), *map(len, self.rows))
+        cut: list[list[Column]] = []
+        for count in range(1, len(groups) + 1):
+            size = -(-len(groups) // count)
+            cut = [list(chain(*groups[start : start + size])) for start in range(0, len(groups), size)]
+            if max(sum(column.width + GAP for column in part) for part in cut) <= room:
+                break
+        return [replace(self, columns=tuple(part)) for part in cut]
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    text: tuple[str, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    figures: tuple["Figure", ...] = ()
+    folded: bool = False  # for who wants to check: closed on the page, not printed in the terminal
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    alerts: tuple[str, ...]  # what could mislead, before everything else
+    facts: tuple[tuple[str, str], ...]  # what was run, in a few words
+    sections: tuple[Section, ...]
+
+
+def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Mark the best value and the second; equal ones share the mark."""
+    order = sorted({entry.value for entry in entries if entry.value is not None}, reverse=True)[:2]
+    return tuple(replace(e, rank=order.index(e.value) + 1) if e.value in order else e for e in entries)
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

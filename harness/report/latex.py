@@ -1,0 +1,141 @@
+"""The report as LaTeX with booktabs: `report.tex` stands alone, `tables/*.tex` can be put into a paper by \\input.
+
+A paper needs the packages booktabs and, for its figures, graphicx.
+"""
+
+import re
+from pathlib import Path
+
+from fedprompt.harness.report.document import Document, Entry, Grid, Note, Section
+from fedprompt.harness.runs import write_atomic
+
+WIDTH = 104  # characters of footnote size on a page
+FIT = r"width=\linewidth,height=.8\textheight,keepaspectratio"
+PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
+\usepackage[T1]{fontenc}
+\usepackage[utf8]{inputenc}
+\usepackage[margin=2cm]{geometry}
+\usepackage{booktabs,caption,graphicx,textcomp}
+\usepackage[hidelinks]{hyperref}
+\setlength{\parindent}{0pt}
+\setlength{\parskip}{4pt}
+\captionsetup{font=small,labelfont=bf}
+"""
+SPECIAL = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "[": "{[}",  # not an argument of the line break before it
+    "]": "{]}",
+    "`": r"\textasciigrave{}",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "–": "--",
+    "…": r"\dots{}",
+}
+
+
+def write(document: Document, folder: Path) -> None:
+    """Write `report.tex` and a file a table into ``folder``; tables of an earlier report go."""
+    tables = folder / "tables"
+    tables.mkdir(parents=True, exist_ok=True)
+    for old in tables.glob("*.tex"):
+        old.unlink()
+    for section in document.sections:
+        for grid in section.grids:
+            write_atomic(tables / f"{grid.name}.tex", table(grid).encode())
+    write_atomic(folder / "report.tex", render(document, folder).encode())
+
+
+def render(document: Document, folder: Path) -> str:
+    title = escape(document.title)
+    lines = [PREAMBLE, f"\\title{{{title}}}", r"\author{}", r"\date{}", r"\begin{document}", r"\maketitle"]
+    lines += [f"\\textbf{{{escape(line)}}}\\par" for line in document.alerts]
+    lines += [r"\begin{description}"]
+    lines += [f"\\item[{escape(name)}] {escape(value)}" for name, value in document.facts]
+    lines += [r"\end{description}"]
+    for section in document.sections:
+        lines += _section(section, folder)
+    return "\n".join([*lines, r"\end{document}", ""])
+
+
+def _section(section: Section, folder: Path) -> list[str]:
+    lines = ["", f"\\section*{{{escape(section.title)}}}"]
+    lines += [f"{escape(line)}\\par" for line in section.text]
+    for grid in section.grids:
+        lines += [
+            r"\begin{center}",
+            f"\\captionof{{table}}{{{escape(grid.title)}}}\\label{{tab:{grid.name}}}",
+            f"\\input{{tables/{grid.name}}}",
+            r"\end{center}",
+        ]
+    for figure in section.figures:
+        lines += [
+            r"\begin{center}",
+            f"\\includegraphics[{FIT}]{{{_link(figure.pdf, folder)}}}",
+            f"\\captionof{{figure}}{{{escape(f'{figure.title}. {figure.caption}')}}}\\label{{fig:{figure.name}}}",
+            r"\end{center}",
+        ]
+    return lines
+
+
+def _link(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def table(grid: Grid) -> str:
+    """A table without its caption: tabulars that fit a page, one below the other, then the notes."""
+    lines = [r"{\footnotesize\setlength{\tabcolsep}{3.5pt}"]
+    lines += [f"\\textbf{{{escape(grid.caution)}}}\\par\\smallskip"] if grid.caution else []
+    lines.append("\n\\par\\medskip\n".join(_tabular(part) for part in grid.parts(WIDTH)))
+    lines += [f"\\par\\smallskip\\raggedright {_note(note)}" for note in grid.notes]
+    return "\n".join([*lines, r"\par}", ""])
+
+
+def _note(note: Note) -> str:
+    return (f"\\textsuperscript{{{note.mark}}}" if note.mark else "") + escape(note.text)
+
+
+def _tabular(grid: Grid) -> str:
+    """Settings above metrics; a setting of one column has no heading of its own above it."""
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(grid.columns)}}}", r"\toprule"]
+    if any(setting for setting, _ in grid.groups):
+        lines += _group_heads(grid)
+    lines += [_row([escape(grid.corner), *(escape(column.metric) for column in grid.columns)]), r"\midrule"]
+    for number, name in enumerate(grid.rows):
+        entries = [column.entries[number] for column in grid.columns]
+        lines.append(_row([escape(name), *map(_entry, entries)]))
+        if any(entry.below for entry in entries):
+            lines.append(_row(["", *(escape(entry.below) for entry in entries)]))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def _group_heads(grid: Grid) -> list[str]:
+    heads, rules, place = [""], [], 2
+    for setting, columns in grid.groups:
+        last = place + len(columns) - 1
+        heads.append(f"\\multicolumn{{{len(columns)}}}{{c}}{{{escape(setting)}}}")
+        rules += [f"\\cmidrule(lr){{{place}-{last}}}"] if setting and any(c.metric for c in columns) else []
+        place = last + 1
+    return [_row(heads), " ".join(rules)]
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _entry(entry: Entry) -> str:
+    text = escape(entry.text)
+    text = {1: f"\\textbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(entry.rank, text)
+    return text + (f"\\textsuperscript{{{entry.marks}}}" if entry.marks else "")
+
+
+def escape(text: str) -> str:
+    """No character of the text is a command; one that the font lacks becomes a question mark."""
+    escaped = "".join(SPECIAL.get(char, char) for char in " ".join(text.split()))
+    return re.sub(r"[^\x20-\x7e\xa0-\xff]", "?", escaped)

@@ -1,0 +1,143 @@
+"""What a reader must know to judge the numbers: warnings, how to read, tuned values, where they come from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
+from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
+from fedprompt.harness.suite import Setting, Suite
+
+USUAL_ROUNDS = 10  # the papers' last rounds
+HASH = 12  # digits shown
+
+
+def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
+    """What could mislead, the worst first."""
+    finished, failed = (results[results["status"] == status] for status in ("finished", "failed"))
+    lines = []
+    if suite.backbone.weights == "random":
+        lines.append("RANDOM WEIGHTS: the backbone was never trained; these numbers say nothing about the methods.")
+    if any(setting.protocol.get("val_fraction") for setting in suite.settings):
+        lines.append("VALIDATION DATA: accuracies on held-out training data, not on test data.")
+    if any(len(hashes) > 1 for hashes in _hashes(results).values()):
+        lines.append("PARTITIONS DIFFER between the methods of a setting and seed; see Provenance.")
+    done, cells = finished["cell"].nunique(), results["cell"].nunique()
+    if done < cells:
+        todo = f"complete them with: fedprompt bench {suite.name}"
+        lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
+    lines += [
+        f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
+        for row in failed.drop_duplicates("cell").to_dict("records")
+    ]
+    return lines
+
+
+def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:
+    """What was run, in a few words each."""
+    finished, spec = results[results["status"] == "finished"], suite.backbone
+    code = ", ".join(sorted(set(results["code"])))
+    commits = sorted({short_commit(str(commit)) for commit in finished["commit"] if commit})
+    return [
+        ("Backbone", f"{spec.name}, {spec.image_size} px, weights {spec.weights}"),
+        ("Seeds", ", ".join(map(str, suite.seeds))),
+        ("Cells", f"{finished['cell'].nunique()} of {results['cell'].nunique()} finished"),
+        ("Learning rates", _tuned_share(suite)),
+        ("Code", f"fedprompt-bench {', commit '.join([code, *commits])}"),
+    ]
+
+
+def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
+    """What the numbers of the tables are."""
+    finished = results[results["status"] == "finished"]
+    counted = sorted({int(rounds) for rounds in finished["rounds_counted"].dropna()})
+    over = " or ".join(map(str, counted)) or "no"
+    fewer = f" (fewer than the papers' {USUAL_ROUNDS})" if any(n < USUAL_ROUNDS for n in counted) else ""
+    seeds = ", ".join(map(str, suite.seeds))
+    spread = f"mean ± sample standard deviation over seeds {seeds}" if len(suite.seeds) > 1 else f"seed {seeds} only"
+    kinds = {setting.kind for setting in suite.settings}
+    lines = [
+        "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
+        f"over the last {over} rounds{fewer}; {spread}. Best bold, second underlined."
+    ]
+    if "unseen" in kinds:
+        lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
+    if "vsweep" in kinds:
+        lines.append("V: random draws averaged for a prediction; all V of a row are nested draws of one training.")
+    if any((finished[metric] != finished[other]).any() for metric, other in EXCLUDE.items()):
+        lines.append("[ ]: the value without clients that never took part (never_sampled = exclude).")
+    share = results.assign(done=results["status"] == "finished").groupby(PLACE)["done"].mean()
+    if share.between(0, 1, inclusive="neither").any():
+        lines.append("(k/n): only k of n seeds are finished; such a mean is not ranked.")
+    if "heterogeneity" in kinds:
+        lines.append("Sent: what one client uploads in one round, floats of 4 bytes.")
+    return lines
+
+
+def tuned_section(suite: Suite) -> Section:
+    """The values that tuning chose, by method and setting."""
+    title = "Learning rates"
+    if not suite.tuned:
+        text = "Untuned: no value was chosen on held-out data; all are the suite's or the methods' own."
+        return Section(title, (text,))
+    settings = dict.fromkeys((setting.dataset, _partition(suite, setting)) for setting in suite.settings)
+    methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
+    columns = tuple(
+        Column(dataset, partition, tuple(Entry(_chosen(suite.tuned.get((m, dataset, partition)))) for m, _ in methods))
+        for dataset, partition in settings
+    )
+    grid = Grid(
+        "tuned",
+        "Chosen values",
+        tuple(name for _, name in methods),
+        columns,
+        notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
+    )
+    text = f"{_tuned_share(suite)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
+    return Section(title, (text[0].upper() + text[1:],), (grid,), folded=True)
+
+
+def _tuned_share(suite: Suite) -> str:
+    if not suite.tuned:
+        return "untuned"
+    cells = suite.cells()
+    count = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
+    return f"tuned on held-out data: {count} of {len(cells)} cells"
+
+
+def _chosen(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items()) if values else MISSING
+
+
+def _partition(suite: Suite, setting: Setting) -> str:
+    """Canonical, as tuned values are kept."""
+    return suite.cell(setting, setting.rows[0], suite.seeds[0]).partition
+
+
+def provenance(suite: Suite, results: pd.DataFrame) -> Section:
+    """Who has what, as a hash for each setting and seed; all methods of a table must show the same."""
+    hashes = _hashes(results)
+    lines = list(dict.fromkeys((key[0], key[1]) for key in hashes))
+    columns = [
+        Column("Partition's hash", f"seed {seed}", tuple(_hash_entry(hashes.get((*line, seed), [])) for line in lines))
+        for seed in suite.seeds
+    ]
+    grid = Grid("partitions", "Partitions", tuple(f"{d} {p}" for d, p in lines), tuple(columns), corner="Setting")
+    finished = results[results["status"] == "finished"].drop_duplicates("dataset")
+    data = [
+        f"Data {row['dataset']}: checksum {row['data_checksum'] or 'not recorded'}."
+        for row in finished.to_dict("records")
+    ]
+    text = "Every cell with its hash, commit and numbers is in cells.csv, every number of the tables in tables.csv."
+    return Section("Provenance", (*data, text), (grid,), folded=True)
+
+
+def _hashes(results: pd.DataFrame) -> dict[tuple[str, str, int], list[str]]:
+    """The partition hashes that finished runs of each data set, partition and seed recorded; one, if all is well."""
+    groups = results.groupby(["dataset", "partition", "seed"], sort=False)["partition_hash"]
+    return {(str(d), str(p), int(s)): sorted({text for text in group if text}) for (d, p, s), group in groups}
+
+
+def _hash_entry(hashes: Sequence[str]) -> Entry:
+    return Entry(" and ".join(text[:HASH] for text in hashes) or MISSING)

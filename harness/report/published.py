@@ -1,0 +1,168 @@
+"""Printed values beside ours.
+
+They are read from `<out>/paper`, or else from `results/paper` of the checkout; where neither is there, as for a package
+installed elsewhere, these tables are left out and a note says so.
+"""
+
+import itertools
+import string
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedprompt.datasets import parse_partition
+from fedprompt.harness.report.collect import METRICS
+from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
+from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
+from fedprompt.harness.report.tables import result, row_titles, signed, slug
+from fedprompt.harness.suite import Setting, Suite
+
+CHECKOUT = Path(__file__).parents[2] / "results" / "paper"
+FILES = "*_paper_results.csv"
+PRINTED_AS = {"fedpr-s": "FedPR", "fedpr-d": "FedPR"}  # where the title is another
+# The tables in which each kind of setting is printed, and their name for each of our metrics.
+PRINTED_IN = {
+    "heterogeneity": ({1, 2}, {"average": "Average", "worst_local": "Worst Local"}),
+    "unseen": ({3}, {"unseen_average": "Unseen Average"}),
+    "ablation": ({4}, {"average": "Average"}),
+    "vsweep": ({1, 2}, {"average_samples_5": "Average"}),  # of Figure 1 only V=5 is printed, in those tables
+}
+CAUTION = "Not comparable, for orientation only"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the paper did."""
+
+    dataset: str
+    clients: int
+    participation: float
+    unseen_participation: float
+    backbone: str = "vit_base_patch16"
+    image_size: int = 224
+    rounds: int = 100
+    epochs: int = 5
+    last: int = 10
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+PAPER = {
+    "DomainNet": Protocol("domainnet", 6, 1.0, 1.0),
+    "CIFAR-100": Protocol("cifar100", 100, 0.05, 0.1),
+}
+
+
+def load_published(out: Path) -> pd.DataFrame | None:
+    """Every printed value: paper, table, dataset, setting, metric, method, value; None where there are no files."""
+    for folder in (out / "paper", CHECKOUT):
+        files = sorted(folder.glob(FILES))
+        if files:
+            frames = [pd.read_csv(file).assign(paper=file.name.partition("_")[0]) for file in files]
+            return pd.concat(frames, ignore_index=True)
+    return None
+
+
+def with_published(suite: Suite, summary: pd.DataFrame, printed: pd.DataFrame | None) -> pd.DataFrame:
+    """The summary with `published`, `difference` (ours minus theirs, in points) and `doubts` about the former."""
+    found = [_find(suite, number, printed) for number in summary.to_dict("records")]
+    values = [float("nan") if theirs is None else float(theirs["value"]) for theirs in found]
+    doubts = [() if theirs is None else tuple(d.text for d in DOUBTS if d.about(theirs)) for theirs in found]
+    return summary.assign(published=values, difference=summary["mean"] - values, doubts=doubts)
+
+
+def _find(suite: Suite, number: dict[Hashable, Any], printed: pd.DataFrame | None) -> dict[Hashable, Any] | None:
+    """The printed value of one of our numbers. Variants of a method have none."""
+    setting = suite.settings[number["column"]]
+    if printed is None or not setting.published or number["row"] != number["method"]:
+        return None
+    tables, metrics = PRINTED_IN[setting.kind]
+    rows = printed[
+        (printed["paper"] == "vit")
+        & printed["table"].isin(tables)
+        & (printed["dataset"] == setting.published)
+        & (printed["setting"] == setting.label)
+        & (printed["metric"] == metrics.get(number["metric"]))
+        & (printed["method"] == PRINTED_AS.get(number["row"], number["title"]))
+    ]
+    return None if rows.empty else rows.iloc[0].to_dict()
+
+
+def published_grids(suite: Suite, summary: pd.DataFrame) -> Iterator[Grid]:
+    """A table for each of ours and each metric that has printed values: ours, the paper's, the difference."""
+    for (table, _, metric), part in summary.groupby(["table", "kind", "metric"], sort=False):
+        rows, columns = (part.groupby(by)["published"].transform("count") > 0 for by in ("row", "column"))
+        if (rows & columns).any():
+            yield _grid(suite, str(table), str(metric), part[rows & columns])
+
+
+def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
+    titles = row_titles(part)
+    letters = dict(zip(dict.fromkeys(itertools.chain(*part["doubts"])), string.ascii_lowercase, strict=False))
+    columns: list[Column] = []
+    for (_, label), numbers in part.groupby(["column", "setting"], sort=False):
+        by_row = {number["row"]: number for _, number in numbers.iterrows()}
+        trios = [_trio(by_row[key], letters) if key in by_row else (Entry(""),) * 3 for key in titles]
+        columns += [
+            Column(str(label), head, entries)
+            for head, entries in zip(("Ours", "Paper", "Difference"), zip(*trios, strict=True), strict=True)
+        ]
+    settings = [suite.settings[column] for column in part["column"].unique()]
+    changes = list(dict.fromkeys(itertools.chain(*(differences(suite, setting) for setting in settings))))
+    about_data = [DATA[name] for name in dict.fromkeys(setting.published for setting in settings) if name in DATA]
+    return Grid(
+        f"{slug(table)}-published-{metric.replace('_', '-')}",
+        f"{table}: {METRICS[metric]} beside the published values",
+        tuple(titles.values()),
+        tuple(columns),
+        caution=f"{CAUTION}. Differs from the paper: {'; '.join(changes)}." if changes else "",
+        notes=(
+            *(Note(letter, text) for text, letter in letters.items()),
+            *(Note("", text) for text in (GENERAL, *about_data)),
+        ),
+    )
+
+
+def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, Entry]:
+    """Ours, theirs with the letters of its doubts, the difference."""
+    ours = result(number)
+    if pd.isna(number["published"]):
+        return ours, Entry(MISSING), Entry(MISSING)
+    marks = "".join(letters[text] for text in number["doubts"])
+    difference = MISSING if pd.isna(number["difference"]) else signed(number["difference"])
+    return ours, Entry(f"{number['published']:.2f}", marks=marks), Entry(difference)
+
+
+def differences(suite: Suite, setting: Setting) -> list[str]:
+    """What a setting does otherwise than the paper whose values stand beside it; none is what makes it comparable."""
+    paper = PAPER.get(setting.published)
+    if paper is None:
+        return [f"protocol of {setting.published} not known"]
+    cell = suite.cell(setting, setting.rows[0], suite.seeds[0])
+    rules, spec, backbone = cell.protocol, parse_partition(cell.partition), cell.backbone
+    share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
+    compared = {  # ours, the paper's
+        "data set": (cell.dataset, paper.dataset),
+        "backbone": (backbone.name, paper.backbone),
+        "image size": (backbone.image_size, paper.image_size),
+        "rounds": (rules.rounds, paper.rounds),
+        "rounds counted": (min(rules.last, rules.rounds), paper.last),
+        "local epochs": (rules.epochs, paper.epochs),
+        "participation": (rules.participation, share),
+        "clients": (spec.clients or paper.clients, paper.clients),
+        "train images a class and client": (spec.shots or "all", "all"),
+        "test images a class and client": (spec.test_shots or "all", "all"),
+        "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
+    }
+    changed = [
+        f"{name} {ours} ({theirs})"
+        for name, (ours, theirs) in compared.items()
+        if not (str(ours).startswith(str(theirs)) if name == "backbone" else ours == theirs)
+    ]
+    return changed + ["random weights"] * (backbone.weights == "random")
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))

@@ -1,0 +1,50 @@
+"""The tables in the terminal."""
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedprompt.harness.report.document import GAP, Document, Entry, Grid
+
+STYLES = {1: "bold", 2: "underline"}
+
+
+def show(document: Document, console: Console) -> None:
+    """Print with rich; a table wider than the terminal is continued below itself.
+
+    What is for checking only, or cannot be compared, is left to the files.
+    """
+    for section in document.sections:
+        if section.folded:
+            continue
+        for grid in section.grids:
+            if not grid.caution:
+                _print(grid, console)
+        for line in section.text:
+            console.print(Text(line, style="dim"))
+    for name, value in document.facts:
+        console.print(Text(f"{name}: {value}", style="dim"))
+    for line in document.alerts:
+        console.print(Text(line, style="bold red"))
+
+
+def _print(grid: Grid, console: Console) -> None:
+    for number, part in enumerate(grid.parts(console.width - 1)):  # 1 for the left edge
+        title = grid.title + (" (continued)" if number else "")
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0))
+        table.add_column(grid.corner, no_wrap=True)
+        for column in part.columns:
+            head = Text(f"{column.setting}\n{column.metric}".lstrip(), justify="right")
+            table.add_column(head, justify="right", no_wrap=True)
+        for row, name in enumerate(part.rows):
+            table.add_row(Text(name), *(_styled(column.entries[row]) for column in part.columns))
+        console.print(table)
+    for note in grid.notes:
+        console.print(Text(f"{note.mark}  {note.text}".strip(), style="dim"))
+
+
+def _styled(entry: Entry) -> Text:
+    text = Text(entry.text, style=STYLES.get(entry.rank, ""))
+    text.append(entry.marks, style="dim not bold not underline")
+    return text.append(f"\n{entry.below}", style="not bold not underline") if entry.below else text

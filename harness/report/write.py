@@ -1,0 +1,49 @@
+"""The report of a suite: `<out>/report/<suite>/` and the terminal."""
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from fedprompt.harness.report import html, latex, markdown, terminal
+from fedprompt.harness.report.collect import collect
+from fedprompt.harness.report.compose import compose, summarise
+from fedprompt.harness.report.figures import write_figures
+from fedprompt.harness.report.records import load_records, load_rounds
+from fedprompt.harness.runs import write_atomic
+from fedprompt.harness.suite import Suite
+
+FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "metric"]
+
+
+def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
+    """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file."""
+    planned = list(suite.planned())
+    results, records, rounds = collect(suite, uri, out), load_records(uri, planned), load_rounds(uri, planned)
+    folder = out / "report" / suite.name
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    summary, paired = summarise(suite, results, records, out)
+    figures = write_figures(suite, results, records, rounds, folder / "figures")
+    document = compose(suite, results, summary, paired, figures)
+    _write(folder / "report.md", markdown.render(document, folder))
+    _write(folder / "index.html", html.render(document))
+    latex.write(document, folder)
+    _write(folder / "tables.csv", _long(suite, summary))
+    _write(folder / "cells.csv", _csv(results.drop(columns="column")))
+    terminal.show(document, console)
+    console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
+    return folder / "index.html"
+
+
+def _long(suite: Suite, summary: pd.DataFrame) -> str:
+    """A line a number, at full precision."""
+    frame = summary.assign(suite=suite.name, doubts=[" ".join(texts) for texts in summary["doubts"]])
+    return _csv(frame[[*FIRST, *(name for name in frame if name not in (*FIRST, "column"))]])
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomic(path, text.encode())
