@@ -5,6 +5,7 @@ They are artifacts in MLflow, so figures, like tables, need nothing but the trac
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -57,11 +58,12 @@ def _files(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """The file of each run that can be read, once; what cannot costs one warning, for the tables do without it."""
     client, unread = connect(uri), []
-    for key, run in runs.items():
-        try:
-            yield key, pd.read_csv(client.download_artifacts(run.info.run_id, name), dtype=dict(types))
-        except Exception as error:  # whatever the artifact store raises, or a damaged file
-            unread.append(first_line(error))
+    with TemporaryDirectory() as scratch:
+        for key, run in runs.items():
+            try:
+                yield key, pd.read_csv(client.download_artifacts(run.info.run_id, name, scratch), dtype=dict(types))
+            except Exception as error:  # whatever the artifact store raises, or a damaged file
+                unread.append(first_line(error))
     if unread:
         print(
             f"warning: {name} of {len(unread)} runs cannot be read from {public(uri)} ({public(uri, unread[0])}); "
