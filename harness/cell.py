@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,14 @@ def make_cell(
 
 def _code(method: type[Method]) -> str:
     """A plugin that is being written changes under one name; its cells must not be taken for finished."""
-    suite = version("fedprompt-bench")
+    suite = _version()
     file = Path(inspect.getfile(method)).resolve()
     if file.parent == Path(fedprompt.methods.__path__[0]).resolve():
         return suite
     return f"{suite}+{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+
+
+@cache
+def _version() -> str:
+    """Read once: it is a file, and a suite has hundreds of cells."""
+    return version("fedprompt-bench")

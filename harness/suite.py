@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedprompt.datasets import parse_partition
 from fedprompt.harness.cell import Cell, make_cell
 from fedprompt.harness.errors import UserError, unknown
 from fedprompt.harness.weights import BackboneSpec, backbone_spec
@@ -102,8 +103,7 @@ class Suite:
 
     def cell(self, setting: Setting, row: Row, seed: int) -> Cell:
         """What the suite says, then what tuning chose, then what the variant itself fixes."""
-        base = make_cell(row.method, setting.dataset, setting.partition, self.backbone)
-        chosen = self.tuned.get((row.method, setting.dataset, base.partition), {})
+        chosen = self.tuned.get((row.method, setting.dataset, str(parse_partition(setting.partition))), {})
         params = {**setting.params.get(row.method, {}), **chosen, **row.params}
         return make_cell(row.method, setting.dataset, setting.partition, self.backbone, seed, params, setting.protocol)
 

@@ -235,3 +235,35 @@ def test_evaluating_or_not_ends_in_the_same_bits(name: str, options: dict[str, A
 def test_evaluating_twice_gives_the_same_records() -> None:
     federation, state = after(FedVPT, [[0, 1]])
     assert evaluate(federation, state) == evaluate(federation, state)
+
+
+class TwoDraws(Stubborn):
+    """Its own prediction, and one of two draws that always says class 0."""
+
+    def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
+        own = self.predict(theta, batch)
+        return {0: own, 2: own.flip(-1)}
+
+
+def test_the_sweep_counts_every_prediction_in_reported_rounds_only() -> None:
+    federation, state = after(
+        TwoDraws, [[0, 1]], rounds=2, last=1, eval_every=1, sweep=True, partition=by_class(TEST, TEST)
+    )
+    assert {record.samples for record in evaluate(federation, state)} == {0}
+    federation.step(state, [0, 1])
+    records = evaluate(federation, state)
+    assert [(r.samples, r.correct) for r in records] == [
+        (0, 3),
+        (0, 1),
+        (0, 0),
+        (0, 11),
+        (2, 1),
+        (2, 0),
+        (2, 0),
+        (2, 0),
+    ]
+
+
+def test_without_the_sweep_only_the_own_prediction_counts() -> None:
+    federation, state = after(TwoDraws, [[0, 1]], rounds=1, last=1)
+    assert {record.samples for record in evaluate(federation, state)} == {0}

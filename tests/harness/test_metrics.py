@@ -1,5 +1,7 @@
 """Accuracies of three clients over twelve rounds, chosen so that every wrong order gives another number."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedprompt.harness.evaluation import Record
@@ -74,3 +76,19 @@ def test_a_client_without_test_data_is_in_no_mean() -> None:
     records = [Record(1, 0, 0, 0, True), Record(1, 1, 3, 4, True)]
     summary = summarise(records_frame(records), 1, 10, "finetune")
     assert (summary["average"], summary["worst_local"]) == (0.75, 0.75)
+
+
+def test_draws_of_the_sweep_do_not_count_in_tables() -> None:
+    own = table([ODD, EVEN])
+    swept = [replace(record, correct=0, samples=v) for record in own for v in (1, 2)]
+    plain, mixed = (summarise(records_frame(records), 2, 10, "finetune") for records in (own, own + swept))
+    assert {key: mixed[key] for key in plain} == plain
+
+
+def test_each_v_has_its_own_mean_over_clients_then_rounds() -> None:
+    own = table([ODD, EVEN])
+    swept = [replace(record, samples=1) for record in own]
+    swept += [replace(record, correct=100, samples=2) for record in own]
+    summary = summarise(records_frame(own + swept), 2, 1, "finetune")
+    assert summary["average_samples_1"] == pytest.approx(2.2 / 3)  # the last round alone
+    assert summary["average_samples_2"] == 1.0

@@ -220,6 +220,26 @@ def test_draws_are_nested_and_their_probabilities_averaged() -> None:
         torch.testing.assert_close(found, each[:v].flip(0).mean(0))
 
 
+def test_one_training_shows_every_v() -> None:
+    federation, method, theta = build(FULL, mask_keep_prob=0.5, samples=3)
+    made = method.predictions(theta, batch_of(federation, stage="evaluate"))
+    assert list(made) == list(range(11))
+    assert torch.equal(made[0], made[3])
+    for v in (1, 3, 10):
+        torch.testing.assert_close(made[v].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=v))
+
+
+def test_more_draws_than_the_sweep_has() -> None:
+    federation, method, theta = build(FULL, mask_keep_prob=0.5, samples=12)
+    made = method.predictions(theta, batch_of(federation, stage="evaluate"))
+    torch.testing.assert_close(made[0].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=12))
+
+
+def test_what_is_not_random_has_no_sweep() -> None:
+    federation, method, theta = build(D)
+    assert list(method.predictions(theta, batch_of(federation, stage="evaluate"))) == [0]
+
+
 def test_without_masks_the_number_of_draws_is_irrelevant() -> None:
     assert torch.equal(probabilities(FULL, mask_keep_prob=1, samples=1), probabilities(FULL, mask_keep_prob=1))
     assert torch.equal(probabilities(G, samples=5), probabilities(G))
