@@ -128,8 +128,8 @@ def _who_has_what(dataset: Dataset, dealt: Sequence[Dealt], which: str) -> Pictu
             ax.plot(1.02, client, "<k", transform=ax.get_yaxis_transform(), markersize=3, clip_on=False)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel("client")
-    whole = MaxNLocator(integer=True)
-    canvas.colorbar(ScalarMappable(norm, SHADES), ax=axes, label="train images", aspect=40, pad=0.02, ticks=whole)
+    whole = MaxNLocator(5, integer=True)
+    canvas.colorbar(ScalarMappable(norm, SHADES), ax=axes, label="train images", aspect=25, pad=0.02, ticks=whole)
     triangles = " Triangles: clients kept out of training." if any(panel.partition.unseen for panel in dealt) else ""
     caption = f"Who has what in {dataset.name}: train images of every client, {which}. White: none.{triangles}"
     return Picture(f"partition-{slug(dataset.name)}", f"Who has what: {dataset.name}", caption, canvas)
