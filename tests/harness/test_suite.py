@@ -76,7 +76,9 @@ def test_ablation_and_v_sweep_show_the_trainings_of_the_main_tables(name: str) -
     main = {entry.cell.hash for entry in planned if entry.setting.kind == "heterogeneity"}
     shown = {entry.cell.hash for entry in planned if entry.setting.kind == "vsweep"}
     plain = {e.cell.hash for e in planned if e.setting.kind == "ablation" and e.row.key == e.row.method}
-    assert shown and plain and shown | plain <= main
+    assert shown
+    assert plain
+    assert shown | plain <= main
     assert all(entry.cell.protocol.sweep for entry in planned if entry.setting.kind == "vsweep")
 
 
