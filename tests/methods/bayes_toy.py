@@ -10,7 +10,9 @@ from fedprompt.harness.batch import Batch
 from fedprompt.harness.federation import Federation
 from fedprompt.harness.toy import toy_federation
 from fedprompt.methods import State
-from fedprompt.methods.pfedbayespt import PFedBayesPT, PFedBayesPTD, PFedBayesPTG
+from fedprompt.methods.pfedbayespt import PFedBayesPT
+from fedprompt.methods.pfedbayespt_d import PFedBayesPTD
+from fedprompt.methods.pfedbayespt_g import PFedBayesPTG
 
 D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT
 ALL = pytest.mark.parametrize("method", [D, G, FULL])

@@ -13,8 +13,9 @@ from fedprompt.harness.backbone import insert
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.evaluation import adapt
 from fedprompt.harness.toy import toy_federation
+from fedprompt.methods._instance_prompts import draw
 from fedprompt.methods._semi_implicit import Gaussian
-from fedprompt.methods.pfedbayespt import PFedBayesPTD, draw
+from fedprompt.methods.pfedbayespt_d import PFedBayesPTD
 
 # -- state -----------------------------------------------------------------------------------------------------------
 
