@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedprompt.harness.backbone import FrozenViT
 from fedprompt.harness.cell import Cell
-from fedprompt.harness.cost import ROUND, counted, meta_method, shape_federation
+from fedprompt.harness.cost import TRAIN, cost, meta_method
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.report.figures_clients import Load
 from fedprompt.harness.report.figures_curves import main_settings, shown
 from fedprompt.harness.report.style import Canvas, Picture, legend, looks, panels
 from fedprompt.harness.suite import Suite
-from fedprompt.harness.training import train
 from fedprompt.harness.weights import load_backbone
 
 IMAGES = 2  # in the counted batch; costs of an image hardly depend on it
@@ -75,7 +73,8 @@ def compute(suite: Suite, results: pd.DataFrame, load: Load) -> pd.Series:
         number = classes[setting.dataset]
         if number is None:
             continue
-        work = (cell.method, str(cell.params), cell.protocol.epochs, number)
+        shapes = {name: value for name, value in cell.params.items() if not name.endswith("lr")}
+        work = (cell.method, str(shapes), cell.protocol.epochs, number)
         if work not in counts:
             counts[work] = image_flops(cell, backbone, number)
         visit, once = counts[work]
@@ -85,22 +84,11 @@ def compute(suite: Suite, results: pd.DataFrame, load: Load) -> pd.Series:
 
 
 def image_flops(cell: Cell, backbone: FrozenViT, classes: int) -> tuple[float, float]:
-    """FLOPs of one image in one visit of its client, and once in a run (frozen features), on shapes alone."""
+    """FLOPs of one image in one visit of its client, and once in a run (frozen features)."""
     method = meta_method(cell.method, backbone, classes, **cell.params)
-    federation = shape_federation(method, 1, IMAGES)
-    theta = federation.theta(federation.start(), [0])[1]
-    visit = 0
-    for stage in method.stages(cell.protocol.epochs):
-        with counted() as step:
-            theta, _ = train(
-                method, theta, [replace(stage, epochs=1)], federation.data, [0], federation.protocol, (0, ROUND)
-            )
-        visit += stage.epochs * step.get_total_flops()
-    with counted() as features:
-        if "features" in method.needs:
-            images = torch.zeros(IMAGES, 3, *[backbone.image_size] * 2, dtype=torch.uint8, device=backbone.device)
-            backbone.cls(images, stop=method.feature_depth(method.params))
-    return visit / IMAGES, features.get_total_flops() / IMAGES
+    flops = cost(method, 1, IMAGES, kinds={"features"}).flops
+    visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in method.stages(cell.protocol.epochs))
+    return (visit + flops["end"]) / IMAGES, flops["features"] / IMAGES
 
 
 def _classes(name: str, load: Load) -> int | None:

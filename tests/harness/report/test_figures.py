@@ -1,0 +1,363 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from PIL import Image
+from report_suites import a_setting, a_suite, every_kind, results_frame, rows, run_all
+from run_folders import BACKBONE
+
+from fedprompt.datasets import load_dataset, make_partition, parse_partition
+from fedprompt.harness.cost import cost, meta_method
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.report import figures_cost
+from fedprompt.harness.report.collect import collect
+from fedprompt.harness.report.figures import write_figures
+from fedprompt.harness.report.figures_clients import client_accuracies, figures_partition, figures_spread
+from fedprompt.harness.report.figures_cost import bytes_label, bytes_sent, compute, image_flops, whole_tables
+from fedprompt.harness.report.figures_curves import figures_rounds, figures_vsweep, published_point, sweep
+from fedprompt.harness.report.figures_tuning import figures_tuning
+from fedprompt.harness.report.records import load_records, load_rounds
+from fedprompt.harness.report.style import Picture, looks
+from fedprompt.harness.suite import Row, Suite
+from fedprompt.harness.weights import load_backbone
+from fedprompt.methods import registry
+
+TWO = (0, 1)
+
+
+def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.DataFrame:
+    """Two clients of every entry, two rounds; a seed adds 0.1, a round 0.2, client 1 another 0.1."""
+    lines = [
+        {
+            **{"table": s.table, "kind": s.kind, "column": suite.settings.index(s), "setting": s.label},
+            **{"row": row.key, "title": row.title, "seed": cell.seed, "round": round_, "client": client},
+            **{"accuracy": level + 0.1 * cell.seed + 0.2 * (round_ - 1) + 0.1 * client},
+            **{"participated": True, "unseen": False, "samples": 0, "partition": partition},
+        }
+        for s, row, cell in suite.planned()
+        for round_ in (1, 2)
+        for client in (0, 1)
+    ]
+    return pd.DataFrame(lines)
+
+
+def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFrame:
+    records = records_of(suite)
+    keys = ["table", "kind", "column", "setting", "row", "title", "seed", "round"]
+    return records[keys].drop_duplicates().assign(cohort="0 1", loss=loss, bytes_up=bytes_up)
+
+
+def drawn(pictures: Iterator[Picture], name: str) -> list[Axes]:
+    return next(picture.canvas.axes for picture in pictures if picture.name == name)
+
+
+def band_edges(ax: Axes) -> list[tuple[float, float]]:
+    """Lowest and highest y of each band."""
+    bands = [part for part in ax.collections if isinstance(part, PolyCollection)]
+    heights = [band.get_paths()[0].vertices[:, 1] for band in bands]
+    return [(float(y.min()), float(y.max())) for y in heights]
+
+
+def no_data(name: str) -> Any:
+    raise UserError(f"{name} is not at hand.")
+
+
+# -- looks ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_looks_different_also_without_colour() -> None:
+    variants = [Row(f"variant-{i}", f"Variant {i}", "fedvpt") for i in range(7)]
+    found = looks([*rows(*registry().names()), *variants])
+    assert len(found) == len(registry().names()) + 7
+    assert len({(look.colour, look.marker, str(look.line)) for look in found.values()}) == len(found)
+    assert len({(look.marker, str(look.line)) for look in found.values()}) == len(found)
+
+
+def test_a_method_looks_the_same_in_every_suite() -> None:
+    assert looks(rows("sgpt"))["sgpt"] == looks(rows("fedvpt", "sgpt"))["sgpt"]
+
+
+# -- over rounds ----------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_means_over_seeds_with_a_band_of_one_deviation() -> None:
+    suite = a_suite(("fedvpt",), TWO)
+    [ax] = drawn(figures_rounds(suite, records_of(suite), rounds_of(suite)), "accuracy-rounds")
+    [line] = ax.lines
+    # Seed 0 has (50, 60) and (70, 80) percent, seed 1 ten points more: 55 and 65, then 75 and 85.
+    assert line.get_xdata().tolist() == [1, 2]
+    assert line.get_ydata().tolist() == pytest.approx([60.0, 80.0])
+    spread = 10 / 2**0.5
+    assert band_edges(ax) == [pytest.approx((60 - spread, 80 + spread))]
+
+
+def test_one_seed_has_no_band() -> None:
+    suite = a_suite(("fedvpt",))
+    [ax] = drawn(figures_rounds(suite, records_of(suite), rounds_of(suite)), "accuracy-rounds")
+    assert band_edges(ax) == []
+
+
+def test_curves_leave_out_unseen_clients_and_other_draws() -> None:
+    suite = a_suite(("fedvpt",))
+    records = records_of(suite)
+    others = [records.assign(unseen=True, accuracy=0.0), records.assign(samples=3, accuracy=0.0)]
+    [ax] = drawn(figures_rounds(suite, pd.concat([records, *others]), rounds_of(suite)), "accuracy-rounds")
+    assert ax.lines[0].get_ydata().tolist() == pytest.approx([55.0, 75.0])
+
+
+def test_clients_never_sampled_are_left_out_where_the_protocol_says_so() -> None:
+    suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol={"never_sampled": "exclude"}),))
+    records = records_of(suite).assign(participated=lambda frame: frame["client"] == 0)
+    [ax] = drawn(figures_rounds(suite, records, rounds_of(suite)), "accuracy-rounds")
+    assert ax.lines[0].get_ydata().tolist() == pytest.approx([50.0, 70.0])
+
+
+def test_many_settings_are_a_figure_a_table() -> None:
+    settings = [a_setting(f"m={m}", ("fedvpt",), table=table) for table in ("A", "B") for m in (1, 2, 3, 4)]
+    suite = Suite("many", "", BACKBONE, (0,), tuple(settings))
+    found = {picture.name: picture for picture in figures_spread(suite, records_of(suite))}
+    assert list(found) == ["client-spread-1", "client-spread-2"]
+    assert found["client-spread-2"].title.endswith(": B")
+    assert len(found["client-spread-2"].canvas.axes) == 4
+
+
+# -- V-sweep --------------------------------------------------------------------------------------------------------
+
+
+def a_sweep(dataset: str = "glyph-domains") -> tuple[Suite, pd.DataFrame]:
+    setting = a_setting("m=6", ("pfedbayespt",), kind="vsweep", published="DomainNet", dataset=dataset)
+    suite = Suite("v", "", BACKBONE, TWO, (setting,))
+    return suite, results_frame(suite, average_samples_1=[0.50, 0.60], average_samples_2=[0.52, 0.66])
+
+
+def test_v_sweep_is_paired_by_seed() -> None:
+    suite, results = a_sweep()
+    assert sweep(results)["gain"].tolist() == pytest.approx([0.0, 2.0, 0.0, 6.0])
+    left, right = drawn(figures_vsweep(suite, results), "v-sweep")
+    assert left.lines[0].get_xdata().tolist() == [1, 2]
+    assert left.lines[0].get_ydata().tolist() == pytest.approx([55.0, 59.0])
+    assert right.lines[0].get_ydata().tolist() == pytest.approx([0.0, 4.0])
+    assert band_edges(right) == [pytest.approx((0.0, 4 + 4 / 2**0.5))]  # 2 and 6 points: less than the seeds differ
+    assert band_edges(left) == [pytest.approx((55 - 10 / 2**0.5, 59 + 14 / 2**0.5))]
+
+
+def test_the_published_point_is_for_its_own_data_only() -> None:
+    glyphs, _ = a_sweep()
+    assert published_point(glyphs.settings[0]) is None
+    domainnet, results = a_sweep("domainnet")
+    assert published_point(domainnet.settings[0]) == 89.90
+    left, _ = drawn(figures_vsweep(domainnet, results), "v-sweep")
+    assert left.lines[1].get_xydata().tolist() == [[5, 89.90]]
+    cifar = a_setting("s=50", kind="vsweep", published="CIFAR-100", dataset="cifar100")
+    assert published_point(cifar) == 82.21
+
+
+# -- cost -----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_one_client() -> None:
+    suite = a_suite(("fedvpt",), TWO)
+    assert bytes_sent(rounds_of(suite, bytes_up=800)).to_dict() == {(0, "fedvpt"): 400.0}
+
+
+def test_a_method_that_lacks_a_setting_is_not_averaged_with_others() -> None:
+    suite = a_suite(("fedvpt", "sgpt"), m=(1, 2))
+    results = results_frame(suite, average=[0.5, 0.6, 0.7, 0.8])
+    results.loc[3, "status"] = "failed"  # sgpt at m=2
+    assert whole_tables(results)["row"].tolist() == ["fedvpt", "fedvpt"]
+
+
+def test_accuracy_against_bytes_is_the_mean_over_settings_with_the_deviation_over_seeds() -> None:
+    suite = a_suite(("fedvpt",), TWO, m=(1, 2))
+    results = results_frame(suite, average=[0.5, 0.6, 0.7, 0.8])  # seeds of m=1, then of m=2
+    [ax] = drawn(figures_cost.figures_cost(suite, results, rounds_of(suite), no_data), "accuracy-bytes")
+    [[point, _, (bar,)]] = ax.containers
+    assert point.get_xydata().tolist() == [[400.0, pytest.approx(65.0)]]
+    low, high = bar.get_segments()[0][:, 1]
+    assert (high - low) / 2 == pytest.approx(10 / 2**0.5)
+
+
+def test_a_method_that_sends_nothing_has_a_place() -> None:
+    suite = a_suite(("local-head", "fedvpt"))
+    rounds = rounds_of(suite)
+    rounds.loc[rounds["row"] == "local-head", "bytes_up"] = 0
+    results = results_frame(suite, average=[0.5, 0.6])
+    [ax] = drawn(figures_cost.figures_cost(suite, results, rounds, no_data), "accuracy-bytes")
+    assert ax.get_xscale() == "symlog"
+    assert ax.get_xticks().tolist() == [0, 100]
+
+
+def test_compute_counts_epochs_rounds_participation_and_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = {"rounds": 20, "participation": 0.25}
+    suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol=protocol),))
+    monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (3e9, 7e9))
+    results = results_frame(suite, average=[0.5])
+    assert compute(suite, results, load_dataset).to_dict() == {(0, "fedvpt"): 20 * 0.25 * 3 + 7}
+
+
+def test_flops_of_an_image_count_each_stage_for_its_epochs() -> None:
+    setting = a_setting(methods=("sgpt",), protocol={"epochs": 3})
+    cell = Suite("one", "", BACKBONE, (0,), (setting,)).cells()[0]
+    backbone = load_backbone(BACKBONE, device="meta")
+    spent = cost(meta_method("sgpt", backbone, 10, **cell.params), 1, 2, kinds=())
+    assert len(spent.flops) == 3  # two stages and the end of the visit
+    assert image_flops(cell, backbone, 10)[0] == (3 * spent.train_flops + spent.flops["end"]) / 2
+
+
+def test_frozen_features_are_paid_once() -> None:
+    setting = a_setting(methods=("head-tune",), protocol={"epochs": 3})
+    cell = Suite("one", "", BACKBONE, (0,), (setting,)).cells()[0]
+    visit, once = image_flops(cell, load_backbone(BACKBONE, device="meta"), 10)
+    assert visit == 3 * 2 * 2 * 96 * 10  # epochs, forward and gradient of the weights, a product and a sum
+    assert once == 9_186_816  # micro-vit forward
+
+
+def test_bytes_have_units() -> None:
+    assert [bytes_label(count) for count in (0, 100, 1000, 10_000_000)] == ["0", "100 B", "1 kB", "10 MB"]
+
+
+# -- clients --------------------------------------------------------------------------------------------------------
+
+
+def test_a_clients_accuracy_is_its_mean_over_reported_rounds() -> None:
+    suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol={"rounds": 2, "last": 1}),))
+    assert client_accuracies(suite, records_of(suite))["value"].tolist() == pytest.approx([70.0, 80.0])
+
+
+def test_spread_names_every_method_once() -> None:
+    suite = a_suite(("head-tune", "fedvpt"), TWO)
+    [ax] = drawn(figures_spread(suite, records_of(suite)), "client-spread")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["Head-Tune", "FedVPT"]
+
+
+def test_who_has_what_counts_train_images() -> None:
+    suite = a_suite(settings=(a_setting(partition="domains:m=1,shots=3"),))
+    partition = make_partition(parse_partition("domains:m=1,shots=3"), load_dataset("glyph-domains"), 0)
+    records = records_of(suite, partition=partition.hash[:16])
+    ax, _ = drawn(figures_partition(suite, records, load_dataset), "partition-glyph-domains")
+    assert np.array_equal(ax.images[0].get_array().filled(0), 30 * np.eye(6))  # ten classes, three shots
+
+
+def test_another_partition_than_the_recorded_one_is_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = a_suite()
+    assert list(figures_partition(suite, records_of(suite, partition="0123"), load_dataset)) == []
+    assert "than the recorded 0123" in capsys.readouterr().err
+
+
+def test_data_that_are_not_at_hand_cost_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = a_suite()
+    assert list(figures_partition(suite, records_of(suite, partition="0123"), no_data)) == []
+    assert capsys.readouterr().err.startswith("note: no picture of who has what in glyph-domains: ")
+
+
+# -- tuning ---------------------------------------------------------------------------------------------------------
+
+
+def trials(**change: Any) -> pd.DataFrame:
+    """Two learning rates with two temperatures each; one trial failed."""
+    columns = ("lr", "tau", "value", "state", "chosen")
+    lines = [
+        (0.1, 0.5, 0.6, "complete", False),
+        (0.1, 1.0, 0.7, "complete", True),
+        (0.3, 0.5, 0.65, "complete", False),
+        (0.3, 1.0, None, "failed", False),
+    ]
+    place = {
+        "method": "fedvpt",
+        "title": "FedVPT",
+        "dataset": "glyph-100",
+        "partition": "classes:s=5",
+        "setting": "s=5",
+    }
+    return pd.DataFrame(lines, columns=columns).assign(**{**place, **change})
+
+
+def test_tuning_shows_the_best_at_each_value_and_rings_the_chosen() -> None:
+    found = {picture.name: picture.canvas.axes for picture in figures_tuning(trials())}
+    assert list(found) == ["tuning-lr", "tuning-tau"]
+    [ax] = found["tuning-lr"]
+    line, ring = ax.lines
+    assert line.get_xydata().tolist() == [[0, 70.0], [1, 65.0]]
+    assert ring.get_xydata().tolist() == [[0, 70.0]]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.1", "0.3"]
+
+
+def test_a_parameter_with_one_value_is_not_drawn() -> None:
+    assert [picture.name for picture in figures_tuning(trials(tau=1.0))] == ["tuning-lr"]
+
+
+def test_no_tuning_no_figure() -> None:
+    assert list(figures_tuning(trials()[:0])) == []
+
+
+# -- all together ---------------------------------------------------------------------------------------------------
+
+
+def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
+    suite = a_suite(("fedvpt", "sgpt"), TWO)
+    results = results_frame(suite).assign(status="missing")
+    frames = results, records_of(suite), rounds_of(suite)
+    figures = write_figures(suite, *frames, tmp_path / "a", trials(tau=1.0))
+    assert [figure.name for figure in figures] == ["accuracy-rounds", "loss-rounds", "client-spread", "tuning-lr"]
+    for figure in figures:
+        with Image.open(figure.png) as image:
+            image.verify()
+            assert image.format == "PNG"
+            assert image.info["dpi"][0] == pytest.approx(200, abs=0.1)
+        pdf = figure.pdf.read_bytes()
+        assert pdf.startswith(b"%PDF")
+        assert b"/FontFile2" in pdf  # fonts are embedded
+        assert b"/CreationDate" not in pdf
+        assert figure.caption.endswith(".")
+    for figure in write_figures(suite, *frames, tmp_path / "b", trials(tau=1.0)):
+        assert figure.png.read_bytes() == (tmp_path / "a" / figure.png.name).read_bytes()
+        assert figure.pdf.read_bytes() == (tmp_path / "a" / figure.pdf.name).read_bytes()
+
+
+def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = a_suite(("fedvpt",), TWO)
+    records, rounds, results = records_of(suite), rounds_of(suite), results_frame(suite, average=[0.5, 0.6])
+    monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (1e9, 0.0))
+    pictures = [
+        *figures_rounds(suite, records, rounds),
+        *figures_cost.figures_cost(suite, results, rounds, load_dataset),
+        *figures_vsweep(*a_sweep()),
+        *figures_spread(suite, records),
+        *figures_tuning(trials()),
+    ]
+    labels = {p.name: (p.canvas.axes[0].get_xlabel(), p.canvas.axes[0].get_ylabel()) for p in pictures}
+    assert labels == {
+        "accuracy-rounds": ("round", "average accuracy (%)"),
+        "loss-rounds": ("round", "training loss (nats)"),
+        "accuracy-bytes": ("sent by a client in a round", "average accuracy (%)"),  # ticks say kB, MB
+        "accuracy-compute": ("training compute (GFLOPs per image and run)", "average accuracy (%)"),
+        "v-sweep": ("averaged draws V", "average accuracy (%)"),
+        "client-spread": ("accuracy of a client (%)", ""),  # ticks are methods
+        "tuning-lr": ("lr", "validation accuracy (%)"),
+        "tuning-tau": ("tau", "validation accuracy (%)"),
+    }
+
+
+def test_an_unfinished_suite_draws_what_there_is(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path, leave=4)
+    monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (1e9, 0.0))
+    planned = list(suite.planned())
+    frames = collect(suite, uri), load_records(uri, planned), load_rounds(uri, planned)
+    names = [figure.name for figure in write_figures(suite, *frames, tmp_path / "figures")]
+    assert names == ["accuracy-rounds", "loss-rounds", "accuracy-bytes", "accuracy-compute", "v-sweep", "client-spread"]
+    assert capsys.readouterr().err.startswith("note: no picture of who has what")  # its hash is made up
+
+
+def test_a_suite_without_results_has_no_figures(tmp_path: Path, uri: str) -> None:
+    suite = every_kind()
+    planned = list(suite.planned())
+    frames = collect(suite, uri), load_records(uri, planned), load_rounds(uri, planned)
+    assert write_figures(suite, *frames, tmp_path / "figures") == []
