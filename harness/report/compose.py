@@ -11,7 +11,7 @@ from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.ablation import Paired, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Document, Grid, Section
-from fedprompt.harness.report.published import CAUTION, load_published, published_grids, with_published
+from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
 from fedprompt.harness.suite import Suite
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
     wanted = any(setting.published for setting in suite.settings)
     grids = tuple(published_grids(suite, summary))
     if grids:
-        orient = [grid for grid in grids if grid.caution]
-        text = f"{CAUTION} where so marked: the protocol differs from the paper's." if orient else ""
-        yield Section(PUBLISHED, (text,) if text else (), grids)
+        apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.caution for g in grids)
+        yield Section(PUBLISHED, (*apart, *about_papers(suite)), grids)
     elif wanted and summary["published"].isna().all():
         text = "Left out: no printed values were found in the results folder or beside the package (paper/*.csv)."
         yield Section(PUBLISHED, (text,))

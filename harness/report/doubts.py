@@ -40,12 +40,13 @@ DOUBTS = (
         "better of two variants is printed.",
         table="2",
         setting="s=50",
+        metric="Average",
         method="FedPR",
     ),
     Doubt(
-        "Head-Tune is evaluated with one head for all here, and with an adapted head on unseen clients (94.47 at s=5, "
-        "Table 3, against 74.86, Table 2): at small s most of the gap to the other methods may be the head and not "
-        "the prompts. See Head-Tune+FT and Local-Head.",
+        "One head serves all clients. On unseen clients, which adapt the head, the paper prints 94.47 at s=5 (Table 3) "
+        "against 74.86 (Table 2): at small s most of the gap to other methods may be the head and not the prompts. See "
+        "Head-Tune+FT and Local-Head.",
         table="2",
         method="Head-Tune",
     ),

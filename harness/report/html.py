@@ -132,8 +132,9 @@ def _figure(figure: "Figure") -> str:
     data = base64.b64encode(figure.png.read_bytes()).decode()
     title = escape(figure.title)
     return (
-        f'<figure id="figure-{_anchor(figure.name)}"><img alt="{title}" src="data:image/png;base64,{data}">'
-        f"<figcaption><strong>{title}.</strong> {escape(figure.caption)}</figcaption></figure>"
+        f'<figure id="figure-{_anchor(figure.name)}"><h3>{title}</h3>'
+        f'<img alt="{title}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
     )
 
 

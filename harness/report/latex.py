@@ -9,17 +9,18 @@ from pathlib import Path
 from fedprompt.harness.report.document import Document, Entry, Grid, Note, Section
 from fedprompt.harness.runs import write_atomic
 
-WIDTH = 104  # characters of footnote size on a page
+WIDTH = 104  # characters of a line in footnote size
+PAGE = 60  # such lines on a page
 FIT = r"width=\linewidth,height=.8\textheight,keepaspectratio"
 PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
-\usepackage[T1]{fontenc}
 \usepackage[utf8]{inputenc}
 \usepackage[margin=2cm]{geometry}
 \usepackage{booktabs,caption,graphicx,textcomp}
 \usepackage[hidelinks]{hyperref}
 \setlength{\parindent}{0pt}
 \setlength{\parskip}{4pt}
-\captionsetup{font=small,labelfont=bf}
+\raggedbottom
+\captionsetup{font=small,labelfont=bf,hypcap=false}
 """
 SPECIAL = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -68,20 +69,30 @@ def _section(section: Section, folder: Path) -> list[str]:
     lines = ["", f"\\section*{{{escape(section.title)}}}"]
     lines += [f"{escape(line)}\\par" for line in section.text]
     for grid in section.grids:
+        # A box keeps the caption with its table; what may be too tall for one begins a page.
+        tall = _lines(grid) > PAGE
+        begin, end = (r"\clearpage{", "}") if tall else (r"\begin{minipage}{\linewidth}", r"\end{minipage}")
         lines += [
-            r"\begin{center}",
+            f"{begin}\\centering",
             f"\\captionof{{table}}{{{escape(grid.title)}}}\\label{{tab:{grid.name}}}",
             f"\\input{{tables/{grid.name}}}",
-            r"\end{center}",
+            f"\\par{end}\\par\\medskip",
         ]
     for figure in section.figures:
         lines += [
             r"\begin{center}",
             f"\\includegraphics[{FIT}]{{{_link(figure.pdf, folder)}}}",
-            f"\\captionof{{figure}}{{{escape(f'{figure.title}. {figure.caption}')}}}\\label{{fig:{figure.name}}}",
+            f"\\captionof{{figure}}{{{escape(figure.caption)}}}\\label{{fig:{figure.name}}}",
             r"\end{center}",
         ]
     return lines
+
+
+def _lines(grid: Grid) -> int:
+    """About how many lines a table takes."""
+    below = sum(any(column.entries[row].below for column in grid.columns) for row in range(len(grid.rows)))
+    text = sum(1 + len(note.text) // WIDTH for note in grid.notes) + len(grid.caution) // WIDTH
+    return len(grid.parts(WIDTH)) * (len(grid.rows) + below + 4) + text + 3
 
 
 def _link(path: Path, folder: Path) -> str:
@@ -102,11 +113,12 @@ def _note(note: Note) -> str:
 
 
 def _tabular(grid: Grid) -> str:
-    """Settings above metrics; a setting of one column has no heading of its own above it."""
+    """Settings above metrics."""
     lines = [f"\\begin{{tabular}}{{l{'r' * len(grid.columns)}}}", r"\toprule"]
     if any(setting for setting, _ in grid.groups):
         lines += _group_heads(grid)
-    lines += [_row([escape(grid.corner), *(escape(column.metric) for column in grid.columns)]), r"\midrule"]
+    heads = [grid.corner, *(column.metric or column.setting for column in grid.columns)]
+    lines += [_row([escape(head) for head in heads]), r"\midrule"]
     for number, name in enumerate(grid.rows):
         entries = [column.entries[number] for column in grid.columns]
         lines.append(_row([escape(name), *map(_entry, entries)]))
@@ -119,8 +131,9 @@ def _group_heads(grid: Grid) -> list[str]:
     heads, rules, place = [""], [], 2
     for setting, columns in grid.groups:
         last = place + len(columns) - 1
-        heads.append(f"\\multicolumn{{{len(columns)}}}{{c}}{{{escape(setting)}}}")
-        rules += [f"\\cmidrule(lr){{{place}-{last}}}"] if setting and any(c.metric for c in columns) else []
+        above = setting if any(column.metric for column in columns) else ""
+        heads.append(f"\\multicolumn{{{len(columns)}}}{{c}}{{{escape(above)}}}")
+        rules += [f"\\cmidrule(lr){{{place}-{last}}}"] if above else []
         place = last + 1
     return [_row(heads), " ".join(rules)]
 

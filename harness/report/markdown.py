@@ -30,7 +30,8 @@ def _section(section: Section, folder: Path) -> list[str]:
             blocks.append("\n".join(f"- {_sup(note.mark)}{_escaped(note.text)}" for note in grid.notes))
     for figure in section.figures:
         link = figure.png.relative_to(folder).as_posix()
-        blocks += [f"![{_escaped(figure.title)}]({link})", f"*{_escaped(figure.title)}.* {_escaped(figure.caption)}"]
+        title = _escaped(figure.title)
+        blocks += [f"### {title}", f"![{title}]({link})", _escaped(figure.caption)]
     return blocks
 
 

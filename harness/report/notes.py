@@ -11,6 +11,7 @@ from fedprompt.harness.suite import Setting, Suite
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
+LISTED = 20  # failures that are told one by one
 
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
@@ -27,11 +28,12 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     if done < cells:
         todo = f"complete them with: fedprompt bench {suite.name}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
-    lines += [
+    reasons = [
         f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
         for row in failed.drop_duplicates("cell").to_dict("records")
     ]
-    return lines
+    more = [f"... and {len(reasons) - LISTED} more failed; see cells.csv."] if len(reasons) > LISTED else []
+    return lines + reasons[:LISTED] + more
 
 
 def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:

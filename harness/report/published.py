@@ -6,10 +6,10 @@ installed elsewhere, these tables are left out and a note says so.
 
 import itertools
 import string
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -90,6 +90,12 @@ def _find(suite: Suite, number: dict[Hashable, Any], printed: pd.DataFrame | Non
     return None if rows.empty else rows.iloc[0].to_dict()
 
 
+def about_papers(suite: Suite) -> list[str]:
+    """What is to be known about the printed values as a whole."""
+    names = dict.fromkeys(setting.published for setting in suite.settings)
+    return [GENERAL, *(DATA[name] for name in names if name in DATA)]
+
+
 def published_grids(suite: Suite, summary: pd.DataFrame) -> Iterator[Grid]:
     """A table for each of ours and each metric that has printed values: ours, the paper's, the difference."""
     for (table, _, metric), part in summary.groupby(["table", "kind", "metric"], sort=False):
@@ -110,18 +116,14 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
             for head, entries in zip(("Ours", "Paper", "Difference"), zip(*trios, strict=True), strict=True)
         ]
     settings = [suite.settings[column] for column in part["column"].unique()]
-    changes = list(dict.fromkeys(itertools.chain(*(differences(suite, setting) for setting in settings))))
-    about_data = [DATA[name] for name in dict.fromkeys(setting.published for setting in settings) if name in DATA]
+    changes = _joined(itertools.chain(*(differences(suite, setting) for setting in settings)))
     return Grid(
         f"{slug(table)}-published-{metric.replace('_', '-')}",
         f"{table}: {METRICS[metric]} beside the published values",
         tuple(titles.values()),
         tuple(columns),
-        caution=f"{CAUTION}. Differs from the paper: {'; '.join(changes)}." if changes else "",
-        notes=(
-            *(Note(letter, text) for text, letter in letters.items()),
-            *(Note("", text) for text in (GENERAL, *about_data)),
-        ),
+        caution=f"{CAUTION}. Differs from the paper (in brackets): {changes}." if changes else "",
+        notes=tuple(Note(letter, text) for text, letter in letters.items()),
     )
 
 
@@ -130,22 +132,29 @@ def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, 
     ours = result(number)
     if pd.isna(number["published"]):
         return ours, Entry(MISSING), Entry(MISSING)
-    marks = "".join(letters[text] for text in number["doubts"])
+    marks = "".join(sorted(letters[text] for text in number["doubts"]))
     difference = MISSING if pd.isna(number["difference"]) else signed(number["difference"])
     return ours, Entry(f"{number['published']:.2f}", marks=marks), Entry(difference)
 
 
-def differences(suite: Suite, setting: Setting) -> list[str]:
-    """What a setting does otherwise than the paper whose values stand beside it; none is what makes it comparable."""
+class Change(NamedTuple):
+    what: str
+    ours: str
+    theirs: str
+
+
+def differences(suite: Suite, setting: Setting) -> list[Change]:
+    """What a setting does otherwise than the paper whose values stand beside it; nothing, if they are comparable."""
     paper = PAPER.get(setting.published)
     if paper is None:
-        return [f"protocol of {setting.published} not known"]
+        return [Change("protocol", "of this suite", f"that of {setting.published} is not known here")]
     cell = suite.cell(setting, setting.rows[0], suite.seeds[0])
     rules, spec, backbone = cell.protocol, parse_partition(cell.partition), cell.backbone
     share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
     compared = {  # ours, the paper's
-        "data set": (cell.dataset, paper.dataset),
-        "backbone": (backbone.name, paper.backbone),
+        "data set": (cell.dataset.replace(paper.dataset, setting.published), setting.published),
+        "backbone": ("ViT-B/16" if backbone.name.startswith(paper.backbone) else backbone.name, "ViT-B/16"),
+        "weights": ("random" if backbone.weights == "random" else "pretrained", "pretrained"),
         "image size": (backbone.image_size, paper.image_size),
         "rounds": (rules.rounds, paper.rounds),
         "rounds counted": (min(rules.last, rules.rounds), paper.last),
@@ -156,12 +165,16 @@ def differences(suite: Suite, setting: Setting) -> list[str]:
         "test images a class and client": (spec.test_shots or "all", "all"),
         "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
     }
-    changed = [
-        f"{name} {ours} ({theirs})"
-        for name, (ours, theirs) in compared.items()
-        if not (str(ours).startswith(str(theirs)) if name == "backbone" else ours == theirs)
-    ]
-    return changed + ["random weights"] * (backbone.weights == "random")
+    return [Change(name, str(ours), str(theirs)) for name, (ours, theirs) in compared.items() if ours != theirs]
+
+
+def _joined(changes: Iterable[Change]) -> str:
+    """Changes of several settings as one text, each thing named once."""
+    ours: dict[tuple[str, str], list[str]] = {}
+    for change in changes:
+        values = ours.setdefault((change.what, change.theirs), [])
+        values += [change.ours] * (change.ours not in values)
+    return "; ".join(f"{what} {' or '.join(values)} ({theirs})" for (what, theirs), values in ours.items())
 
 
 def _listed(seeds: Sequence[int]) -> str:

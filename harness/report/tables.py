@@ -64,7 +64,7 @@ def result(number: pd.Series) -> Entry:
     if number["status"] != "finished" or pd.isna(number["mean"]):
         return Entry(MISSING)
     text, without = spread(number["mean"], number["std"]), spread(number["mean_exclude"], number["std_exclude"])
-    below = f"[{without}]" if without != text else ""
+    below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
     if number["seeds"] < number["seeds_expected"]:
         return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below)
     return Entry(text, below, round(number["mean"], 2))

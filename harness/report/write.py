@@ -1,5 +1,6 @@
 """The report of a suite: `<out>/report/<suite>/` and the terminal."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -21,9 +22,10 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     planned = list(suite.planned())
     results, records, rounds = collect(suite, uri, out), load_records(uri, planned), load_rounds(uri, planned)
     folder = out / "report" / suite.name
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
+    (folder / "figures").mkdir(parents=True)
     summary, paired = summarise(suite, results, records, out)
-    figures = write_figures(suite, results, records, rounds, folder / "figures")
+    figures = write_figures(suite, results, records, rounds, folder / "figures", _tuning(suite, uri))
     document = compose(suite, results, summary, paired, figures)
     _write(folder / "report.md", markdown.render(document, folder))
     _write(folder / "index.html", html.render(document))
@@ -33,6 +35,15 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
     return folder / "index.html"
+
+
+def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
+    """What was tried before the tuned values were chosen; Optuna, which this imports, takes its time."""
+    if not suite.tuned:
+        return None
+    from fedprompt.harness.tuning import tuning_frame
+
+    return tuning_frame(uri, suite)
 
 
 def _long(suite: Suite, summary: pd.DataFrame) -> str:

@@ -24,7 +24,11 @@ def a_cell(method: str = "fedvpt", partition: str = "domains:m=1", seed: int = 0
 
 
 def done_folder(
-    out: Path, cell: Cell, accuracies: Sequence[Sequence[float]] | None = None, never: Sequence[int] = ()
+    out: Path,
+    cell: Cell,
+    accuracies: Sequence[Sequence[float]] | None = None,
+    never: Sequence[int] = (),
+    extra: Sequence[Record] = (),
 ) -> Path:
     """A folder as `run_cell` leaves it, from an accuracy a round and client; ``never`` took part in no round."""
     table = accuracies or [[0.25, 0.75]] * cell.protocol.rounds
@@ -33,6 +37,7 @@ def done_folder(
         for round_, row in enumerate(table, start=1)
         for client, accuracy in enumerate(row)
     ]
+    records += extra
     logs = [RoundLog(r, (0, 1), 1 / r, 200, 100, 800, 400, {"kl": 2.0 * r}) for r in range(1, len(table) + 1)]
     rules, folder = cell.protocol, run_folder(out, cell)
     summary = {

@@ -1,0 +1,118 @@
+"""From MLflow to frames; over seeds every wrong order gives another number."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from report_suites import a_setting, a_suite, every_kind, results_frame, run_all
+from run_folders import done_folder
+
+from fedprompt.harness.errors import UserError
+from fedprompt.harness.report.collect import collect, load_results, short_commit, summarise_seeds
+from fedprompt.harness.runs import note_failure, run_folder
+from fedprompt.harness.tracking import Tracker, sync
+
+
+def test_a_row_a_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:
+    first, second = a_suite().cells()
+    done_folder(tmp_path, first, [[0.5, 0.9], [0.3, 0.7]])
+    sync(tmp_path, uri)
+    shutil.rmtree(tmp_path / "runs")
+    results = load_results(uri, [second, first])
+    assert results["method"].tolist() == ["fedvpt", "head-tune"]
+    assert results["status"].tolist() == ["missing", "finished"]
+    assert results["average"].tolist()[1] == pytest.approx(0.6)
+    assert results["worst_local"].tolist()[1] == pytest.approx(0.4)
+    assert results["partition_hash"].tolist() == ["", "0123456789abcdef"]
+
+
+def test_worst_local_is_minimum_in_a_round_then_mean_over_rounds_then_over_seeds(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",), (0, 1))
+    for cell, rounds in zip(suite.cells(), ([[0.2, 0.6], [0.8, 0.4]], [[0.9, 0.5], [0.5, 0.9]]), strict=True):
+        done_folder(tmp_path, cell, rounds)
+    sync(tmp_path, uri)
+    summary = summarise_seeds(collect(suite, uri)).set_index("metric")
+    assert summary.loc["worst_local", "mean"] == pytest.approx(40.0)  # 60 if rounds or seeds are averaged first
+    assert summary.loc["worst_local", "std"] == pytest.approx(20 / 2**0.5)  # of 30 and 50, not over rounds
+    assert summary.loc["average", "mean"] == pytest.approx(60.0)
+
+
+def test_never_sampled_clients_are_left_out_of_the_second_value_seed_by_seed(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",), (0, 1))
+    for cell, never in zip(suite.cells(), ((0,), ()), strict=True):
+        done_folder(tmp_path, cell, [[0.2, 0.8]] * 2, never)
+    sync(tmp_path, uri)
+    summary = summarise_seeds(collect(suite, uri)).set_index("metric")
+    assert summary.loc["average", ["mean", "mean_exclude"]].tolist() == pytest.approx([50.0, 65.0])
+    assert summary.loc["worst_local", ["mean", "mean_exclude"]].tolist() == pytest.approx([20.0, 50.0])
+
+
+def test_each_kind_has_its_metrics(tmp_path: Path, uri: str) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path)
+    summary = summarise_seeds(collect(suite, uri))
+    by_kind = {kind: list(part["metric"].unique()) for kind, part in summary.groupby("kind", sort=False)}
+    assert list(by_kind) == ["heterogeneity", "unseen", "ablation", "vsweep"]
+    assert by_kind["heterogeneity"] == ["average", "worst_local"]
+    assert by_kind["unseen"] == ["unseen_average"]
+    assert by_kind["vsweep"] == [f"average_samples_{v}" for v in range(1, 11)]
+    unseen = summary[summary["metric"] == "unseen_average"]
+    assert unseen["mean"].tolist() == pytest.approx([70.05, 70.05])  # 700 and 701 of 1000
+    nested = summary[summary["kind"] == "vsweep"]["mean"]
+    assert nested.tolist() == pytest.approx([50.1 + 0.1 * v for v in range(10)])
+
+
+def test_a_cell_in_two_tables_is_in_both() -> None:
+    suite = every_kind((0,))
+    results = results_frame(suite)
+    shown = results[results["method"] == "pfedbayespt"]
+    assert shown["cell"].nunique() == 2  # the method and its variant
+    assert shown["table"].tolist() == ["Feature shift", "Ablation", "Ablation", "V-sweep"]
+
+
+def test_a_running_cell_is_missing(tmp_path: Path, uri: str) -> None:
+    cell = a_suite().cells()[0]
+    Tracker(uri, tmp_path)._create(cell, 0.0, [])
+    assert load_results(uri, [cell])["status"].tolist() == ["missing"]
+
+
+def test_reason_in_the_run_folder_is_found(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",))
+    folder = run_folder(tmp_path, suite.cells()[0])
+    folder.mkdir(parents=True)
+    note_failure(folder, "out of memory")
+    assert collect(suite, uri, tmp_path)[["status", "reason"]].values.tolist() == [["failed", "out of memory"]]
+
+
+def test_reason_in_mlflow_comes_first(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",))
+    folder = run_folder(tmp_path, suite.cells()[0])
+    folder.mkdir(parents=True)
+    note_failure(folder, "an older one")
+    Tracker(uri, tmp_path).failed(suite.cells()[0], "loss is not finite")
+    assert collect(suite, uri, tmp_path)["reason"].tolist() == ["loss is not finite"]
+
+
+def test_columns_of_one_name_are_not_mixed() -> None:
+    settings = tuple(a_setting(methods=("fedvpt",), protocol={"epochs": epochs}) for epochs in (1, 2))
+    summary = summarise_seeds(results_frame(a_suite(settings=settings), average=[0.4, 0.6]))
+    assert summary[summary["metric"] == "average"]["mean"].tolist() == pytest.approx([40.0, 60.0])
+
+
+def test_no_database_is_one_line_and_none_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no MLflow database .*fedprompt bench"):
+        load_results(f"sqlite:///{tmp_path}/typo.db", a_suite().cells())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_server_away_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"MLflow at http://127\.0\.0\.1:9 cannot be read"):
+        load_results("http://127.0.0.1:9", a_suite().cells())
+
+
+@pytest.mark.parametrize(
+    ("commit", "short"),
+    [("0123456789abcdef" * 2 + "01234567-dirty", "0123456789ab-dirty"), ("0123456789abcdef" * 2, "0123456789ab")],
+)
+def test_commits_are_shortened(commit: str, short: str) -> None:
+    assert short_commit(commit) == short

@@ -1,0 +1,40 @@
+import pytest
+
+from fedprompt.harness.report.document import Column, Entry, Grid, bytes_text, ranked
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        ([70.0, 70.0, 60.0], [1, 1, 2]),
+        ([70.0, 60.0, 60.0, 50.0], [1, 2, 2, 0]),
+        ([None, 60.0, None], [0, 1, 0]),
+        ([9.0, 10.0], [2, 1]),
+        ([None, None], [0, 0]),
+    ],
+)
+def test_ranks(values: list[float | None], ranks: list[int]) -> None:
+    assert [entry.rank for entry in ranked([Entry("", value=value) for value in values])] == ranks
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (3840, "3.8 kB"), (1.5e6, "1.5 MB"), (2e9, "2.0 GB")]
+)
+def test_bytes(count: float, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+def wide(settings: int, metrics: int) -> Grid:
+    """Columns of ten characters."""
+    columns = [Column(f"m={m}", str(i), (Entry("0123456789"),)) for m in range(settings) for i in range(metrics)]
+    return Grid("g", "G", ("Method",), tuple(columns))
+
+
+@pytest.mark.parametrize(("width", "sizes"), [(150, [12]), (149, [6, 6]), (77, [4, 4, 4]), (1, [2] * 6)])
+def test_a_wide_table_is_cut_evenly_between_settings(width: int, sizes: list[int]) -> None:
+    assert [len(part.columns) for part in wide(6, 2).parts(width)] == sizes
+
+
+def test_columns_without_a_setting_are_cut_anywhere() -> None:
+    columns = tuple(Column("", f"V={v}", (Entry("0123456789"),)) for v in range(1, 11))
+    assert [len(part.columns) for part in Grid("g", "G", ("Method",), columns).parts(66)] == [5, 5]

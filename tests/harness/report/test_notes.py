@@ -1,0 +1,128 @@
+import dataclasses
+
+import pytest
+from report_suites import a_setting, a_suite, every_kind, results_frame
+from run_folders import BACKBONE
+
+from fedprompt.harness.report.notes import LISTED, alerts, facts, provenance, reading, tuned_section
+from fedprompt.harness.suite import Suite
+
+TRAINED = dataclasses.replace(BACKBONE, weights="sha256:0123")
+
+
+def a_trained_suite(**change: object) -> Suite:
+    return a_suite(**{"backbone": TRAINED, **change})
+
+
+def test_nothing_to_warn_about() -> None:
+    suite = a_trained_suite()
+    assert alerts(suite, results_frame(suite)) == []
+
+
+def test_random_weights_are_said_first() -> None:
+    suite = a_suite()
+    results = results_frame(suite).assign(status="missing")
+    assert alerts(suite, results)[0].startswith("RANDOM WEIGHTS: ")
+
+
+def test_held_out_data_are_said() -> None:
+    suite = a_trained_suite(settings=(a_setting(protocol={"val_fraction": 0.1}),))
+    assert alerts(suite, results_frame(suite))[0].startswith("VALIDATION DATA")
+
+
+def test_cells_are_counted_once_wherever_they_are_shown() -> None:
+    suite = dataclasses.replace(every_kind((0,)), backbone=TRAINED)
+    results = results_frame(suite)
+    results.loc[results["row"] == "pfedbayespt", "status"] = "missing"
+    assert alerts(suite, results)[0].startswith("5 of 6 cells are finished (– is missing); complete them with: ")
+    assert dict(facts(suite, results))["Cells"] == "5 of 6 finished"
+
+
+def test_failures_are_told_with_their_reason() -> None:
+    suite = a_trained_suite()
+    results = results_frame(suite)
+    results.loc[1, ["status", "reason"]] = ["failed", "loss is not finite"]
+    assert alerts(suite, results)[1:] == ["failed: fedvpt, Feature shift, m=1, seed 0: loss is not finite"]
+
+
+def test_many_failures_are_cut_short() -> None:
+    suite = a_trained_suite(seeds=tuple(range(LISTED)))
+    lines = alerts(suite, results_frame(suite).assign(status="failed", reason="no memory"))
+    assert len(lines) == 1 + LISTED + 1
+    assert lines[-1] == f"... and {LISTED} more failed; see cells.csv."
+
+
+def test_methods_on_different_partitions_are_told() -> None:
+    suite = a_trained_suite()
+    results = results_frame(suite)
+    results.loc[1, "partition_hash"] = "other"
+    assert alerts(suite, results) == ["PARTITIONS DIFFER between the methods of a setting and seed; see Provenance."]
+
+
+def test_backbone_seeds_and_code_are_named() -> None:
+    suite = a_trained_suite(seeds=(0, 1))
+    told = dict(facts(suite, results_frame(suite).assign(code="0.1.0", commit="0123456789abcdef-dirty")))
+    assert told["Backbone"] == "micro-vit, 32 px, weights sha256:0123"
+    assert told["Seeds"] == "0, 1"
+    assert told["Code"] == "fedprompt-bench 0.1.0, commit 0123456789ab-dirty"
+    assert told["Learning rates"] == "untuned"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "text"), [(2.0, "last 2 rounds (fewer than the papers' 10)"), (10.0, "last 10 rounds;")]
+)
+def test_rounds_counted_are_named(rounds: float, text: str) -> None:
+    suite = a_suite()
+    assert text in reading(suite, results_frame(suite).assign(rounds_counted=rounds))[0]
+
+
+def test_one_seed_has_no_spread() -> None:
+    suite = a_suite()
+    assert "seed 0 only" in reading(suite, results_frame(suite))[0]
+
+
+def test_marks_are_explained_only_where_they_are_used() -> None:
+    suite = a_suite(seeds=(0, 1))
+    same = results_frame(suite).assign(average=0.5, average_exclude=0.5, worst_local=0.5, worst_local_exclude=0.5)
+    assert not any(line.startswith(("[ ]", "(k/n)")) for line in reading(suite, same))
+    other = same.assign(average_exclude=0.6)
+    other.loc[0, "status"] = "missing"
+    assert [line[:5] for line in reading(suite, other) if line.startswith(("[ ]", "(k/n)"))] == ["[ ]: ", "(k/n)"]
+
+
+def test_tuned_values_are_shown_by_method_and_setting() -> None:
+    tuned = {("fedvpt", "glyph-domains", "domains:m=1"): {"lr": 0.3}}
+    suite = a_suite(m=(1, 2), tuned=tuned)
+    section = tuned_section(suite)
+    assert section.text == ("Tuned on held-out data: 1 of 4 cells, on seeds 100, which no table reports.",)
+    [grid] = section.grids
+    assert grid.rows == ("Head-Tune", "FedVPT")
+    assert [[entry.text for entry in column.entries] for column in grid.columns] == [["–", "lr=0.3"], ["–", "–"]]
+    assert dict(facts(suite, results_frame(suite)))["Learning rates"] == "tuned on held-out data: 1 of 4 cells"
+
+
+def test_without_tuning_it_is_said() -> None:
+    section = tuned_section(a_suite())
+    assert section.text[0].startswith("Untuned")
+    assert section.grids == ()
+
+
+def test_partition_hashes_by_setting_and_seed() -> None:
+    suite = a_suite(m=(1, 2), seeds=(0, 1))
+    results = results_frame(suite)
+    results["partition_hash"] = ["abcdef0123456789"[seed:] for seed in results["seed"]]
+    results.loc[(results["partition"] == "domains:m=2") & (results["seed"] == 1), ["status", "partition_hash"]] = [
+        "missing",
+        "",
+    ]
+    [grid] = provenance(suite, results).grids
+    assert grid.rows == ("glyph-domains domains:m=1", "glyph-domains domains:m=2")
+    assert [[entry.text for entry in column.entries] for column in grid.columns] == [
+        ["abcdef012345", "abcdef012345"],
+        ["bcdef0123456", "–"],
+    ]
+
+
+def test_checksums_of_the_data_are_told() -> None:
+    suite = a_suite()
+    assert provenance(suite, results_frame(suite)).text[0] == "Data glyph-domains: checksum cd34."

@@ -1,0 +1,185 @@
+"""Printed values beside ours: what is found, what is said about it."""
+
+import dataclasses
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report_suites import a_setting, a_suite, results_frame, rows
+
+from fedprompt.harness.report import published
+from fedprompt.harness.report.collect import summarise_seeds
+from fedprompt.harness.report.document import Grid
+from fedprompt.harness.report.published import CAUTION, differences, load_published, published_grids, with_published
+from fedprompt.harness.suite import Row, Setting, Suite, load_suite
+from fedprompt.harness.weights import BackboneSpec
+
+VIT = BackboneSpec("vit_base_patch16_224.orig_in21k", "hub", 224)
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> pd.DataFrame:
+    frame = load_published(tmp_path)
+    assert frame is not None
+    return frame
+
+
+def paper_setting(label: str, methods: tuple[str, ...], **change: object) -> Setting:
+    """As the paper did it, on CIFAR-100 for labels with s."""
+    if label.startswith("s"):
+        common = {"dataset": "cifar100", "partition": f"classes:{label},clients=100", "published": "CIFAR-100"}
+        return a_setting(label, methods, **{**common, "protocol": {"participation": 0.05}, **change})
+    return a_setting(label, methods, **{"dataset": "domainnet", "published": "DomainNet", "protocol": {}, **change})
+
+
+def paper_suite(*settings: Setting) -> Suite:
+    return a_suite(seeds=(0, 1, 2), settings=settings, backbone=VIT)
+
+
+def grids(suite: Suite, printed: pd.DataFrame | None, **numbers: float) -> list[Grid]:
+    results = results_frame(suite).assign(**numbers)
+    return list(published_grids(suite, with_published(suite, summarise_seeds(results), printed)))
+
+
+def texts(grid: Grid) -> dict[str, list[str]]:
+    """By row: the entries with their marks."""
+    return {
+        name: [column.entries[row].text + column.entries[row].marks for column in grid.columns]
+        for row, name in enumerate(grid.rows)
+    }
+
+
+def test_all_printed_values_are_read(printed: pd.DataFrame) -> None:
+    assert printed["paper"].value_counts().to_dict() == {"vit": 188, "clip": 125}
+
+
+def test_the_results_folder_comes_before_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    line = "table,dataset,setting,metric,method,value\n1,DomainNet,m=1,Average,FedVPT,12.5\n"
+    (tmp_path / "paper" / "vit_paper_results.csv").write_text(line)
+    frame = load_published(tmp_path)
+    assert frame is not None
+    assert frame["value"].tolist() == [12.5]
+
+
+def test_without_files_there_are_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "CHECKOUT", tmp_path / "nowhere")
+    assert load_published(tmp_path) is None
+    assert grids(paper_suite(paper_setting("m=1", ("fedvpt",))), None, average=0.9) == []
+
+
+def test_ours_theirs_and_the_difference(printed: pd.DataFrame) -> None:
+    suite = paper_suite(paper_setting("m=1", ("fedvpt", "sgpt")), paper_setting("m=2", ("fedvpt", "sgpt")))
+    average, worst = grids(suite, printed, average=0.9, worst_local=0.5, average_exclude=0.9, worst_local_exclude=0.5)
+    assert [column.metric for column in average.columns] == ["Ours", "Paper", "Difference"] * 2
+    assert texts(average)["FedVPT"] == ["90.00±0.00", "88.30", "+1.70", "90.00±0.00", "86.16", "+3.84"]
+    assert texts(worst)["FedVPT"][:3] == ["50.00±0.00", "61.09", "−11.09"]
+
+
+def test_methods_and_settings_that_are_not_printed_are_left_out(printed: pd.DataFrame) -> None:
+    variant = Row("deep-variant", "FedVPT-D", "fedvpt-d", {"length": 1})
+    known = paper_setting("m=1", (), rows=(*rows("fedvpt", "pep-fedpt"), variant))
+    suite = paper_suite(known, paper_setting("m=9", ("fedvpt",)))
+    [average, _] = grids(suite, printed, average=0.9)
+    assert average.rows == ("FedVPT",)
+    assert {column.setting for column in average.columns} == {"m=1"}
+
+
+def test_both_variants_of_fedpr_stand_beside_the_one_printed_value(printed: pd.DataFrame) -> None:
+    [average, _] = grids(paper_suite(paper_setting("m=1", ("fedpr-s", "fedpr-d"))), printed, average=0.9)
+    assert [texts(average)[title][1] for title in ("FedPR-S", "FedPR-D")] == ["90.60a", "90.60a"]
+    assert average.notes[0].mark == "a"
+    assert "better of FedPR's shallow and deep variants" in average.notes[0].text
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "metric", "words"),
+    [
+        ("s=5", "sgpt", "worst_local", ["never been selected"]),
+        ("s=50", "fedpr-d", "average", ["better of FedPR's", "Not a target: 16 points below"]),
+        ("s=5", "head-tune", "average", ["94.47 at s=5"]),
+        ("s=5", "pfedbayespt", "average", ["averages this method's head"]),
+        ("s=5", "sgpt", "average", []),
+        ("m=1", "head-tune", "worst_local", []),
+    ],
+)
+def test_doubtful_values_have_footnotes(
+    printed: pd.DataFrame, label: str, method: str, metric: str, words: list[str]
+) -> None:
+    both = grids(paper_suite(paper_setting(label, (method,))), printed, average=0.9, worst_local=0.5)
+    grid = both[metric == "worst_local"]
+    assert len(grid.notes) == len(words)
+    for note, word in zip(grid.notes, words, strict=True):
+        assert word in note.text
+    assert grid.columns[1].entries[0].marks == "abc"[: len(words)]
+
+
+def test_unseen_ablation_and_v5_have_printed_values(printed: pd.DataFrame) -> None:
+    suite = paper_suite(
+        paper_setting("m=1", ("sgpt",), kind="unseen", partition="domains:m=1,unseen=half", table="Unseen"),
+        paper_setting("m=6", ("pfedbayespt-d",), kind="ablation", table="Ablation"),
+        paper_setting("m=6", ("pfedbayespt",), kind="vsweep", table="V"),
+    )
+    numbers = {"average": 0.9, "unseen_average": 0.9, **{f"average_samples_{v}": 0.8 + 0.01 * v for v in range(1, 11)}}
+    tables = grids(suite, printed, **numbers)
+    assert [grid.columns[1].entries[0].text for grid in tables] == ["89.23", "88.70", "89.90"]
+    assert tables[2].columns[0].entries[0].text == "85.00±0.00"  # V=5
+    assert "the settings of the ablation are not printed" in tables[1].notes[0].text.lower()
+
+
+def test_the_papers_own_protocol_is_comparable(printed: pd.DataFrame) -> None:
+    suite = paper_suite(paper_setting("m=1", ("fedvpt",)), paper_setting("s=5", ("fedvpt",)))
+    assert [differences(suite, setting) for setting in suite.settings] == [[], []]
+    assert [grid.caution for grid in grids(suite, printed, average=0.9)] == ["", ""]
+
+
+def test_the_suites_of_the_paper_are_comparable() -> None:
+    suite = load_suite("paper")
+    assert [change for setting in suite.settings for change in differences(suite, setting)] == []
+
+
+def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> None:
+    settings = [
+        paper_setting(f"m={m}", ("fedvpt",), dataset="glyph-domains", partition=f"domains:m={m},shots={shots}")
+        for m, shots in ((1, 12), (2, 6))
+    ]
+    suite = dataclasses.replace(paper_suite(*settings), seeds=(0, 1))
+    caution = grids(suite, printed, average=0.9)[0].caution
+    assert caution.startswith(CAUTION)
+    assert "data set glyph-domains (DomainNet); train images a class and client 12 or 6 (all); seeds 0, 1" in caution
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"protocol": {"rounds": 20}}, ["rounds"]),
+        ({"protocol": {"epochs": 1}}, ["local epochs"]),
+        ({"protocol": {"participation": 0.5}}, ["participation"]),
+        ({"partition": "domains:m=1,clients=12"}, ["clients"]),
+        ({"partition": "domains:m=1,test_shots=3"}, ["test images a class and client"]),
+        ({"published": "Elsewhere"}, ["protocol"]),
+    ],
+)
+def test_each_difference_is_seen(change: dict[str, object], what: list[str]) -> None:
+    setting = paper_setting("m=1", ("fedvpt",), **change)
+    assert [change.what for change in differences(paper_suite(setting), setting)] == what
+
+
+@pytest.mark.parametrize(
+    ("backbone", "what"),
+    [
+        (BackboneSpec("vit_tiny_patch16_224", "hub", 128), ["backbone", "image size"]),
+        (BackboneSpec("vit_base_patch16_224", "random", 224), ["weights"]),
+    ],
+)
+def test_a_different_backbone_is_seen(backbone: BackboneSpec, what: list[str]) -> None:
+    setting = paper_setting("m=1", ("fedvpt",))
+    suite = dataclasses.replace(paper_suite(setting), backbone=backbone)
+    assert [change.what for change in differences(suite, setting)] == what
+
+
+def test_differences_are_in_the_summary(printed: pd.DataFrame) -> None:
+    suite = paper_suite(paper_setting("m=1", ("fedvpt",)))
+    summary = with_published(suite, summarise_seeds(results_frame(suite).assign(average=0.9)), printed)
+    line = summary.set_index("metric").loc["average"]
+    assert (line["published"], line["difference"]) == (88.30, pytest.approx(1.70))

@@ -1,0 +1,100 @@
+"""From recorded runs to files, and the same again without the run folders."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from report_suites import a_suite, every_kind, report, row_of, run_all
+from run_folders import done_folder
+
+from fedprompt.harness.report.collect import collect
+from fedprompt.harness.report.compose import summarise
+from fedprompt.harness.report.records import load_records
+from fedprompt.harness.tracking import Tracker, sync
+from fedprompt.methods import registry
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    """Every file of a report but pictures, which the page holds as well."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf"))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_report_is_the_same_to_the_byte_without_the_run_folders(tmp_path: Path, uri: str) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path, leave=1)
+    Tracker(uri, tmp_path).failed(suite.cells()[-1], "loss is not finite")
+    first = report(suite, uri, tmp_path)[0]
+    before = texts(tmp_path / "report" / "tiny")
+    pictures = sorted(path.name for path in (tmp_path / "report" / "tiny" / "figures").iterdir())
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "report")
+    second = report(suite, uri, tmp_path)[0]
+    assert first == second
+    assert texts(tmp_path / "report" / "tiny") == before
+    assert {"v-sweep.png", "v-sweep.pdf"} <= set(pictures)
+    assert before["index.html"].count(b"data:image/png") == len(pictures) / 2
+    assert {"report.md", "report.tex", "index.html", "tables.csv", "cells.csv", "tables/ablation.tex"} <= before.keys()
+
+
+def test_pictures_of_an_earlier_report_go(tmp_path: Path, uri: str, no_figures: None) -> None:
+    old = tmp_path / "report" / "tiny" / "figures" / "old.png"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"")
+    report(a_suite(), uri, tmp_path)
+    assert not old.exists()
+
+
+def test_csv_holds_every_number_at_full_precision(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path)
+    table = report(suite, uri, tmp_path)[2]
+    records = load_records(uri, list(suite.planned()))
+    summary, _ = summarise(suite, collect(suite, uri), records, tmp_path)
+    numbers = ["mean", "std", "mean_exclude", "published", "difference", "paired_difference", "paired_low", "bytes_up"]
+    pd.testing.assert_frame_equal(table[numbers], summary[numbers], check_exact=True)
+    assert table["suite"].unique().tolist() == ["tiny"]
+    assert table["doubts"].dropna().str.contains("better of FedPR").any()
+
+
+def test_cells_csv_is_a_row_a_cell_and_place(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path, leave=1)
+    report(suite, uri, tmp_path)
+    cells = pd.read_csv(tmp_path / "report" / "tiny" / "cells.csv")
+    assert len(cells) == len(list(suite.planned()))
+    assert cells["partition_hash"].dropna().unique().tolist() == ["0123456789abcdef"]
+    assert (cells["status"] == "missing").sum() == 1
+
+
+def test_missing_cells_are_shown_as_missing(tmp_path: Path, uri: str, no_figures: None) -> None:
+    terminal, text, table = report(a_suite(("fedvpt",)), uri, tmp_path)
+    assert row_of(text, "FedVPT") == ["FedVPT", "–", "–", "–"]
+    assert "0 of 1 cells are finished" in terminal
+    assert table["status"].tolist() == ["missing", "missing"]
+
+
+def test_failed_cells_are_shown_with_their_reason(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite()
+    Tracker(uri, tmp_path).failed(suite.cells()[1], "loss is not finite | round 3")
+    terminal, text, _ = report(suite, uri, tmp_path)
+    assert row_of(text, "FedVPT")[1] == "failed"
+    assert "failed: fedvpt, Feature shift, m=1, seed 0: loss is not finite | round 3" in terminal
+
+
+def test_value_without_never_sampled_clients_stands_below(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite(("fedvpt",))
+    done_folder(tmp_path, suite.cells()[0], [[0.1, 0.5, 0.6]] * 2, never=(0,))
+    sync(tmp_path, uri)
+    _, text, table = report(suite, uri, tmp_path)
+    assert row_of(text, "FedVPT")[1:3] == ["**40.00**<br>[55.00]", "**10.00**<br>[50.00]"]
+    assert "- [ ]: the value without clients that never took part" in text
+    assert table["mean_exclude"].tolist() == pytest.approx([55.0, 50.0])
+
+
+def test_rows_stand_in_the_suites_order(tmp_path: Path, uri: str, no_figures: None) -> None:
+    names = list(reversed(registry().names()))
+    _, text, _ = report(a_suite(names), uri, tmp_path)
+    titles = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert titles[2 : 2 + len(names)] == [registry().get(name).title for name in names]
