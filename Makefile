@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench test ui perf lint typecheck clean
+.PHONY: help setup bench test test-browser ui perf lint typecheck clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,14 @@ bench: setup  ## train the embedded suite, record it, write tables
 
 test: setup lint typecheck  ## all tests, after lint and typecheck
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf
+
+# Debian's packages; elsewhere put a chromium and its chromedriver on the path.
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
+test-browser: setup  ## the report's page and the MLflow UI in a real browser (installs chromium)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver; }
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	"$(BIN)/python" -m pytest tests/browser -v
 
 ui: setup  ## MLflow UI on 127.0.0.1:5000
 	"$(BIN)/python" -m mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
