@@ -16,7 +16,7 @@ from fedprompt.harness.errors import UserError
 from fedprompt.harness.fields import build
 from fedprompt.harness.protocol import Protocol
 from fedprompt.harness.report.figures_curves import main_settings, pages, setting_name, shown
-from fedprompt.harness.report.style import GREY, Canvas, Picture, looks, panels
+from fedprompt.harness.report.style import GREY, Canvas, Picture, label_y, looks, panels
 from fedprompt.harness.report.tables import slug
 from fedprompt.harness.suite import Setting, Suite
 
@@ -41,7 +41,7 @@ def figures_spread(suite: Suite, records: pd.DataFrame) -> Iterator[Picture]:
 
 def _spread(suite: Suite, clients: pd.DataFrame) -> Canvas:
     columns, chosen = sorted(clients["column"].unique()), looks(suite.rows)
-    titles = shown(suite, clients["row"].unique())
+    titles = shown(suite, clients)
     places = {key: place for place, key in enumerate(titles)}
     canvas, axes = panels(len(columns), height=0.55 + 0.155 * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
@@ -79,7 +79,9 @@ def _line_of_clients(ax: Axes, values: np.ndarray, y: float, colour: str) -> Non
 
 def figures_partition(suite: Suite, records: pd.DataFrame, load: Load) -> Iterator[Picture]:
     """Train images of every client by domain or class, a figure a data set and a panel a partition; of one seed."""
-    seed = next((seed for seed in suite.seeds if (records["seed"] == seed).any()), None)
+    if records.empty:
+        return
+    seed = next(seed for seed in suite.seeds if (records["seed"] == seed).any())
     recorded = records[records["seed"] == seed].groupby("column")["partition"].first()
     datasets: dict[str, dict[str, int]] = {}  # by name: the first column of each of its partitions
     for column in sorted(recorded.index):
@@ -126,8 +128,7 @@ def _who_has_what(dataset: Dataset, dealt: Sequence[Dealt], which: str) -> Pictu
         ax.set_title(panel.setting.label + (", half unseen" if unseen else ""))
         for client in unseen:
             ax.plot(1.02, client, "<k", transform=ax.get_yaxis_transform(), markersize=3, clip_on=False)
-        if ax.get_subplotspec().is_first_col():
-            ax.set_ylabel("client")
+        label_y(ax, "client")
     whole = MaxNLocator(5, integer=True)
     canvas.colorbar(ScalarMappable(norm, SHADES), ax=axes, label="train images", aspect=25, pad=0.02, ticks=whole)
     triangles = " Triangles: clients kept out of training." if any(panel.partition.unseen for panel in dealt) else ""

@@ -15,7 +15,7 @@ from fedprompt.harness.cost import TRAIN, cost, meta_method
 from fedprompt.harness.errors import UserError
 from fedprompt.harness.report.figures_clients import Load
 from fedprompt.harness.report.figures_curves import main_settings, shown
-from fedprompt.harness.report.style import Canvas, Picture, legend, looks, panels
+from fedprompt.harness.report.style import Canvas, Picture, label_y, legend, looks, panels
 from fedprompt.harness.suite import Suite
 from fedprompt.harness.weights import load_backbone
 
@@ -55,7 +55,7 @@ def whole_tables(results: pd.DataFrame) -> pd.DataFrame:
 
 def bytes_sent(rounds: pd.DataFrame) -> pd.Series:
     """Bytes up of one client in one round (`cost`), by column and row."""
-    clients = rounds["cohort"].astype(str).str.split().str.len()
+    clients = rounds["cohort"].astype(str).str.count(" ") + 1
     each = rounds.assign(cost=rounds["bytes_up"] / clients)
     return each.groupby(["column", "row"])["cost"].mean()
 
@@ -104,7 +104,7 @@ def _against(suite: Suite, frame: pd.DataFrame, xlabel: str, text: Callable[[flo
     canvas, axes = panels(len(tables), height=2.6)
     for ax, table in zip(axes, tables, strict=True):
         here = frame[frame["table"] == table]
-        for key in shown(suite, here["row"].unique()):
+        for key in shown(suite, here):
             own = here[here["row"] == key]
             seeds = 100 * own.groupby("seed")["average"].mean()
             bar = seeds.std() if len(seeds) > 1 else 0.0
@@ -114,9 +114,8 @@ def _against(suite: Suite, frame: pd.DataFrame, xlabel: str, text: Callable[[flo
         labels = here.drop_duplicates("column")["setting"]
         ax.set(title=f"{table}\nmean over {', '.join(labels)}" if len(labels) > 1 else f"{table}\n{labels.iloc[0]}")
         ax.set_xlabel(xlabel)
-        if ax.get_subplotspec().is_first_col():
-            ax.set_ylabel("average accuracy (%)")
-    legend(canvas, shown(suite, frame["row"].unique()), chosen, lines=False)
+        label_y(ax, "average accuracy (%)")
+    legend(canvas, shown(suite, frame), chosen, lines=False)
     return canvas
 
 

@@ -1,14 +1,14 @@
 """Figures over rounds and over the number of averaged draws V."""
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedprompt.harness.report.style import GREY, PAGE, Canvas, Picture, legend, looks, panels
+from fedprompt.harness.report.style import GREY, PAGE, Canvas, Picture, label_y, legend, looks, panels
 from fedprompt.harness.suite import Setting, Suite
 
 VALUES = re.compile(r"average_samples_(\d+)")
@@ -74,12 +74,12 @@ def setting_name(setting: Setting) -> str:
     return f"{setting.dataset.rpartition('/')[2]}, {setting.label}"  # of `folder:PATH` the last part
 
 
-def shown(suite: Suite, keys: Sequence[str]) -> dict[str, str]:
-    """Titles of the rows among ``keys``, in the tables' order."""
-    return {row.key: row.title for row in suite.rows if row.key in set(keys)}
+def shown(suite: Suite, frame: pd.DataFrame) -> dict[str, str]:
+    """Titles of the rows that ``frame`` has, by key, in the tables' order."""
+    return {row.key: row.title for row in suite.rows if (frame["row"] == row.key).any()}
 
 
-def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **drawn: object) -> None:
+def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **drawn: Any) -> None:
     """The mean over seeds as a line, one sample standard deviation to each side as a band."""
     stats = frame.groupby(over)[value].agg(["mean", "std"]).sort_index()
     # Many points are marked in equal distances along the line: the last rounds are all evaluated and lie close.
@@ -94,15 +94,14 @@ def _over_rounds(suite: Suite, frame: pd.DataFrame, ylabel: str, may_be_log: boo
     canvas, axes = panels(len(columns))
     for ax, column in zip(axes, columns, strict=True):
         here = frame[frame["column"] == column]
-        for key, title in shown(suite, here["row"].unique()).items():
+        for key, title in shown(suite, here).items():
             band(ax, here[here["row"] == key], "round", "value", title, **chosen[key].drawn())
         if may_be_log and here["value"].min() > 0 and here["value"].max() > 30 * here["value"].min():
             ax.set_yscale("log")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.set(title=setting_name(suite.settings[column]), xlabel="round")
-        if ax.get_subplotspec().is_first_col():
-            ax.set_ylabel(ylabel)
-    legend(canvas, shown(suite, frame["row"].unique()), chosen)
+        label_y(ax, ylabel)
+    legend(canvas, shown(suite, frame), chosen)
     return canvas
 
 
@@ -115,7 +114,7 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame) -> Iterator[Picture]:
     canvas = Canvas(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
     for (left, right), column in zip(canvas.subplots(len(columns), 2, squeeze=False), columns, strict=True):
         setting, here = suite.settings[column], swept[swept["column"] == column]
-        for key, title in shown(suite, here["row"].unique()).items():
+        for key, title in shown(suite, here).items():
             own = here[here["row"] == key]
             band(left, own, "draws", "value", title, **chosen[key].drawn())
             band(right, own, "draws", "gain", title, **chosen[key].drawn())
@@ -128,7 +127,7 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame) -> Iterator[Picture]:
         right.set(title=f"{setting_name(setting)}: against V=1", ylabel="difference (points)")
         for ax in (left, right):
             ax.set(xlabel="averaged draws V", xticks=sorted(here["draws"].unique()))
-    legend(canvas, shown(suite, swept["row"].unique()), chosen)
+    legend(canvas, shown(suite, swept), chosen)
     caption = (
         "Accuracy with the mean of V predictions, all from one training and nested draws. Left: mean over seeds; "
         "right: difference to V=1 of the same seed. Bands: ± one sample standard deviation over seeds, on the right of "

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.axes import Axes
 
-from fedprompt.harness.report.style import Canvas, Look, Picture, legend, looks, panels
+from fedprompt.harness.report.style import Canvas, Look, Picture, label_y, legend, looks, panels
 from fedprompt.harness.suite import Row
 
 ABOUT = ("method", "title", "dataset", "partition", "setting", "value", "state", "chosen")
@@ -15,20 +15,18 @@ ON_A_GRID = 8  # more values than this come from a sampler, not from a grid
 def figures_tuning(frame: pd.DataFrame) -> Iterator[Picture]:
     """A figure a searched parameter, a panel a setting, a line a method; ``frame`` is that of `tuning_frame`."""
     tried = frame.dropna(subset=["value"]) if len(frame) else frame
-    for name in [column for column in tried if column not in ABOUT]:
+    for name in [str(column) for column in tried if column not in ABOUT]:
         varied = tried.groupby("method")[name].transform("nunique") > 1
         if varied.any():
             caption = (
                 f"Validation accuracy over {name}, on held-out training data and tuning seeds; where other parameters "
                 "were searched too, the best over them. Rings: the chosen values."
             )
-            yield Picture(
-                f"tuning-{name.replace('_', '-')}", f"Tuning of {name}", caption, _over(tried[varied], str(name))
-            )
+            yield Picture(f"tuning-{name.replace('_', '-')}", f"Tuning of {name}", caption, _over(tried[varied], name))
 
 
 def _over(tried: pd.DataFrame, name: str) -> Canvas:
-    titles = dict(tried[["method", "title"]].drop_duplicates().itertuples(index=False))
+    titles: dict[str, str] = dict(tried[["method", "title"]].drop_duplicates().itertuples(index=False))
     chosen = looks([Row(key, title, key) for key, title in titles.items()])
     values = sorted(tried[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
     # A grid's values stand evenly, whatever they are; those of a sampler where they belong.
@@ -45,8 +43,7 @@ def _over(tried: pd.DataFrame, name: str) -> Canvas:
         elif min(values) > 0 and max(values) > 10 * min(values):
             ax.set_xscale("log")
         ax.set(title=f"{dataset}, {label}", xlabel=name)
-        if ax.get_subplotspec().is_first_col():
-            ax.set_ylabel("validation accuracy (%)")
+        label_y(ax, "validation accuracy (%)")
     legend(canvas, titles, chosen)
     return canvas
 

@@ -6,7 +6,7 @@ They are artifacts in MLflow, so figures, like tables, need nothing but the trac
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -46,7 +46,16 @@ def _load(
             settings.append(setting)
         if cell.hash in files:
             column = settings.index(setting)
-            place = (setting.table, setting.kind, column, setting.label, row.key, row.title, cell.hash, cell.seed)
+            place: tuple[Any, ...] = (
+                setting.table,
+                setting.kind,
+                column,
+                setting.label,
+                row.key,
+                row.title,
+                cell.hash,
+                cell.seed,
+            )
             frames.append(files[cell.hash].assign(**dict(zip(PLACE, place, strict=True))))
     # The empty frame keeps the columns where nothing is finished; among others it would blur their types.
     frame = pd.concat(frames[1:] or frames, ignore_index=True)

@@ -24,7 +24,7 @@ GREY = "#666666"
 
 PAGE, COLUMN = 7.0, 3.4  # inches: the width of a page and of one of its two columns
 PNG_DPI = 200
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -103,6 +103,13 @@ def panels(count: int, height: float = 2.1, **shared: Any) -> tuple[Canvas, list
     for ax in axes[count:]:
         ax.remove()
     return canvas, axes[:count]
+
+
+def label_y(ax: Axes, text: str) -> None:
+    """Once a line of panels, for they show the same quantity."""
+    place = ax.get_subplotspec()
+    if place is not None and place.is_first_col():
+        ax.set_ylabel(text)
 
 
 def legend(canvas: Canvas, rows: Mapping[str, str], chosen: Mapping[str, Look], lines: bool = True) -> None:
