@@ -140,7 +140,7 @@ class Tracker:
         if monotonic() < self._away_until:
             return None
         try:
-            with _alone(self.out):
+            with alone(self.out):
                 return action()
         except Exception as error:  # drivers and network stacks raise what they like; training must go on
             self._away_until = monotonic() + RETRY_AFTER
@@ -171,6 +171,10 @@ class Tracker:
             self._experiments[dataset] = found
         return self._experiments[dataset]
 
+    def _group(self, cell: Cell) -> Mapping[str, str]:  # noqa: ARG002
+        """Tags that say where the cell's run belongs, such as under a parent; for subclasses."""
+        return {}
+
     def _find(self, cell: Cell) -> "Run | None":
         runs = self._store.search_runs(
             [self._experiment(cell.dataset).experiment_id], f"tags.cell_hash = '{cell.hash}'", order_by=["start_time"]
@@ -186,7 +190,7 @@ class Tracker:
         return run
 
     def _create(self, cell: Cell, started: float, suites: Iterable[str]) -> "Run":
-        tags = {**_tags(cell), "suite": ", ".join(suites)}
+        tags = {**_tags(cell), **self._group(cell), "suite": ", ".join(suites)}
         name = f"{cell.method} {cell.partition} seed {cell.seed}"
         experiment = self._experiment(cell.dataset).experiment_id
         return self._store.create_run(experiment, int(started * 1000), tags, name)
@@ -206,11 +210,13 @@ class Tracker:
 
     def _record(self, finished: _Finished, marker: dict[str, Any]) -> Outcome:
         cell, suites = finished.cell, marker["suites"]
+        group = self._group(cell)
         experiment = self._experiment(cell.dataset)
         # The time tells a database that was deleted and made again from the one that has the run.
-        entry = {"experiment": f"{experiment.experiment_id}@{experiment.creation_time}", "suites": suites}
+        entry = {"experiment": f"{experiment.experiment_id}@{experiment.creation_time}", "suites": suites, **group}
         key = public(self.uri)
-        if {k: v for k, v in marker["stores"].get(key, {}).items() if k != "run"} == entry:
+        stored = marker["stores"].get(key, {})
+        if all(stored.get(name) == value for name, value in entry.items()):
             return "present"
         live = self._live.pop(cell.hash, _Live())
         run = self._begun(cell, live)
@@ -236,6 +242,9 @@ class Tracker:
             if "failure" in run.data.tags:
                 self._store.delete_tag(run.info.run_id, "failure")
             self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
+        for name, value in group.items():
+            if run.data.tags.get(name) != value:
+                self._store.set_tag(run.info.run_id, name, value)
         named = set(filter(None, run.data.tags.get("suite", "").split(", ")))
         if not named.issuperset(suites):
             self._store.set_tag(run.info.run_id, "suite", ", ".join(sorted(named.union(suites))))
@@ -345,7 +354,7 @@ def _curves(folder: Path) -> dict[int, dict[Any, float]]:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """One process records at a time, so that two cannot both miss a run and create it."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / ".tracking.lock").open("w") as lock:

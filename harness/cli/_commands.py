@@ -1,6 +1,7 @@
 """What each command does with its parsed arguments; returns an exit code or None for success."""
 
 import dataclasses
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ def plan(args: Namespace) -> None:
 def chosen_suite(args: Namespace) -> "Suite":
     """The suite of the arguments, cut to the chosen methods and seeds, with tuned values where there are some."""
     from fedprompt.harness.suite import load_suite
+    from fedprompt.harness.tuning import tuned_path, with_tuned
 
     _plugins(args)
     if getattr(args, "workers", 1) < 1:
@@ -68,6 +70,14 @@ def chosen_suite(args: Namespace) -> "Suite":
         suite = suite.only(args.methods.split(","))
     if getattr(args, "seeds", None):
         suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
+    if getattr(args, "untuned", True):
+        return suite
+    suite = with_tuned(suite, args.out)
+    if suite.tuned:
+        cells = suite.cells()
+        tuned = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
+        path = tuned_path(suite, args.out)
+        print(f"{tuned} of {len(cells)} cells use tuned values from {path} (--untuned: none)", file=sys.stderr)
     return suite
 
 
