@@ -49,14 +49,16 @@ def paired_differences(suite: Suite, results: pd.DataFrame, records: pd.DataFram
         if setting.kind != "ablation" or not setting.reference:
             continue
         cells = results[(results["column"] == column) & (results["status"] == "finished")]
-        averages = {key: part.set_index("seed")["average"] for key, part in cells.groupby("row")}
+        averages = {str(key): part.set_index("seed")["average"] for key, part in cells.groupby("row")}
         accuracies = client_accuracies(suite, records[records["column"] == column], column)
         if setting.reference not in averages:
             continue
         for key in averages.keys() - {setting.reference}:
             by_seed = ((averages[key] - averages[setting.reference]) * 100).dropna()
             clients = _over_seeds(accuracies, key, setting.reference)
-            found[column, key] = Paired(by_seed.to_dict(), len(clients), *t_interval(clients))
+            found[column, key] = Paired(
+                dict(zip(by_seed.index, by_seed, strict=True)), len(clients), *t_interval(clients)
+            )
     return found
 
 
@@ -89,7 +91,7 @@ def t_interval(values: pd.Series) -> tuple[float, float]:
 
 def with_paired(summary: pd.DataFrame, paired: Mapping[tuple[int, str], Paired]) -> pd.DataFrame:
     """The summary with the columns `paired_...` for rows of an ablation."""
-    rows = [paired.get((row.column, row.row)) for row in summary.itertuples()]
+    rows = [paired.get(key) for key in zip(summary["column"], summary["row"], strict=True)]
     nothing = float("nan")
     return summary.assign(
         paired_difference=[pair.values.mean() if pair else nothing for pair in rows],
@@ -105,14 +107,14 @@ def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: Mapping[tuple
     """Average, then the difference against the reference: over seeds, of each seed, over clients."""
     titles = row_titles(part)
     columns: list[Column] = []
-    for (column, label), numbers in part.groupby(["column", "setting"], sort=False):
-        by_row = {number["row"]: number for _, number in numbers.iterrows()}
+    for column in part["column"].unique():
+        setting = suite.settings[column]
+        by_row = {number["row"]: number for _, number in part[part["column"] == column].iterrows()}
         averages = [result(by_row[key]) if key in by_row else Entry("") for key in titles]
-        columns.append(Column(str(label), METRICS["average"], ranked(averages)))
-        reference = suite.settings[int(column)].reference
-        if reference:
-            pairs = {key: paired.get((int(column), key)) for key in titles if key in by_row}
-            columns += _difference_columns(str(label), titles, reference, pairs, len(suite.seeds))
+        columns.append(Column(setting.label, METRICS["average"], ranked(averages)))
+        if setting.reference:
+            pairs = {key: paired.get((column, key)) for key in titles if key in by_row}
+            columns += _difference_columns(setting.label, titles, setting.reference, pairs, len(suite.seeds))
     return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=NOTES)
 
 

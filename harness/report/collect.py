@@ -69,9 +69,9 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> pd.DataFrame:
         for setting, row, _ in planned
     ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), results], axis=1)
-    for index in results.index[results["status"] == "missing"] if out else ():
-        note = run_folder(out, planned[index].cell) / FAILED
-        if note.exists():
+    for index, (_, _, cell) in enumerate(planned):
+        note = run_folder(out, cell) / FAILED if out else None
+        if note and results.loc[index, "status"] == "missing" and note.exists():
             results.loc[index, ["status", "reason"]] = ["failed", json.loads(note.read_text())["reason"]]
     return results
 

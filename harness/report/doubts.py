@@ -5,6 +5,7 @@ Each names what it is about by the columns of `results/paper/*.csv`; an empty fi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Doubt:
     metric: str = ""
     method: str = ""
 
-    def about(self, printed: Mapping[str, object]) -> bool:
+    def about(self, printed: Mapping[Any, Any]) -> bool:
         wanted = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "text")
         return all(not value or str(printed[name]) == value for name, value in wanted)
 

@@ -137,8 +137,11 @@ def provenance(suite: Suite, results: pd.DataFrame) -> Section:
 
 def _hashes(results: pd.DataFrame) -> dict[tuple[str, str, int], list[str]]:
     """The partition hashes that finished runs of each data set, partition and seed recorded; one, if all is well."""
-    groups = results.groupby(["dataset", "partition", "seed"], sort=False)["partition_hash"]
-    return {(str(d), str(p), int(s)): sorted({text for text in group if text}) for (d, p, s), group in groups}
+    keys = zip(results["dataset"], results["partition"], results["seed"], strict=True)
+    found: dict[tuple[str, str, int], set[str]] = {}
+    for key, text in zip(keys, results["partition_hash"], strict=True):
+        found.setdefault(key, set()).update([text] if text else [])
+    return {key: sorted(texts) for key, texts in found.items()}
 
 
 def _hash_entry(hashes: Sequence[str]) -> Entry:

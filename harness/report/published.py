@@ -6,7 +6,7 @@ installed elsewhere, these tables are left out and a note says so.
 
 import itertools
 import string
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,10 +70,11 @@ def with_published(suite: Suite, summary: pd.DataFrame, printed: pd.DataFrame | 
     found = [_find(suite, number, printed) for number in summary.to_dict("records")]
     values = [float("nan") if theirs is None else float(theirs["value"]) for theirs in found]
     doubts = [() if theirs is None else tuple(d.text for d in DOUBTS if d.about(theirs)) for theirs in found]
-    return summary.assign(published=values, difference=summary["mean"] - values, doubts=doubts)
+    about = pd.Series(doubts, summary.index, dtype=object)
+    return summary.assign(published=values, difference=summary["mean"] - values, doubts=about)
 
 
-def _find(suite: Suite, number: dict[Hashable, Any], printed: pd.DataFrame | None) -> dict[Hashable, Any] | None:
+def _find(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None) -> Mapping[Any, Any] | None:
     """The printed value of one of our numbers. Variants of a method have none."""
     setting = suite.settings[number["column"]]
     if printed is None or not setting.published or number["row"] != number["method"]:

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -52,7 +53,7 @@ def row_titles(part: pd.DataFrame) -> dict[str, str]:
     return dict(part.drop_duplicates("row")[["row", "title"]].itertuples(index=False, name=None))
 
 
-def _entries(numbers: pd.DataFrame, keys: Sequence[object]) -> tuple[Entry, ...]:
+def _entries(numbers: pd.DataFrame, keys: Sequence[Any]) -> tuple[Entry, ...]:
     """An entry a key of the frame's index; a row that a setting does not have is empty."""
     return tuple(result(numbers.loc[key]) if key in numbers.index else Entry("") for key in keys)
 
