@@ -44,6 +44,8 @@ SETTINGS: dict[Any, Any] = {
     "lines.linewidth": 1.1,
     "lines.markeredgewidth": 0.3,
     "legend.frameon": False,
+    "figure.constrained_layout.w_pad": 0.06,
+    "text.hinting": "none",  # text is as wide in PNG, where the layout is made, as in PDF
     "pdf.fonttype": 42,  # fonts go into the file as outlines that any printer and editor knows
 }
 
