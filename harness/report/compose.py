@@ -38,7 +38,7 @@ def compose(
         *_published(suite, summary),
         Section("How to read the numbers", tuple(notes.reading(suite, results))),
         *([Section("Figures", figures=tuple(figures))] if figures else []),
-        notes.tuned_section(suite),
+        *([notes.tuned_section(suite)] if suite.tuned else []),
         notes.provenance(suite, results),
     ]
     names = iter(tables.unique(grid.name for section in sections for grid in section.grids))

@@ -79,10 +79,6 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
 
 def tuned_section(suite: Suite) -> Section:
     """The values that tuning chose, by method and setting."""
-    title = "Learning rates"
-    if not suite.tuned:
-        text = "Untuned: no value was chosen on held-out data; all are the suite's or the methods' own."
-        return Section(title, (text,))
     settings = dict.fromkeys((setting.dataset, _partition(suite, setting)) for setting in suite.settings)
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
@@ -97,12 +93,12 @@ def tuned_section(suite: Suite) -> Section:
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
     text = f"{_tuned_share(suite)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
-    return Section(title, (text[0].upper() + text[1:],), (grid,), folded=True)
+    return Section("Tuned values", (text[0].upper() + text[1:],), (grid,), folded=True)
 
 
 def _tuned_share(suite: Suite) -> str:
     if not suite.tuned:
-        return "untuned"
+        return "untuned: the suite's or the methods' own"
     cells = suite.cells()
     count = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
     return f"tuned on held-out data: {count} of {len(cells)} cells"

@@ -65,7 +65,7 @@ def test_backbone_seeds_and_code_are_named() -> None:
     assert told["Backbone"] == "micro-vit, 32 px, weights sha256:0123"
     assert told["Seeds"] == "0, 1"
     assert told["Code"] == "fedprompt-bench 0.1.0, commit 0123456789ab-dirty"
-    assert told["Learning rates"] == "untuned"
+    assert told["Learning rates"].startswith("untuned")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,6 @@ def test_tuned_values_are_shown_by_method_and_setting() -> None:
     assert grid.rows == ("Head-Tune", "FedVPT")
     assert [[entry.text for entry in column.entries] for column in grid.columns] == [["–", "lr=0.3"], ["–", "–"]]
     assert dict(facts(suite, results_frame(suite)))["Learning rates"] == "tuned on held-out data: 1 of 4 cells"
-
-
-def test_without_tuning_it_is_said() -> None:
-    section = tuned_section(a_suite())
-    assert section.text[0].startswith("Untuned")
-    assert section.grids == ()
 
 
 def test_partition_hashes_by_setting_and_seed() -> None:
