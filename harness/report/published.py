@@ -1,7 +1,7 @@
 """Printed values beside ours.
 
-They are read from `<out>/paper`, or else from `results/paper` of the checkout; where neither is there, as for a package
-installed elsewhere, these tables are left out and a note says so.
+They are read from `<out>/paper`, else from `results/paper` of the checkout, else from the installed package; where they
+are nowhere, these tables are left out and a note says so.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
 from fedprompt.harness.report.tables import result, row_titles, signed, slug
 from fedprompt.harness.suite import Setting, Suite
 
-CHECKOUT = Path(__file__).parents[2] / "results" / "paper"
+ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"
 PRINTED_AS = {"fedpr-s": "FedPR", "fedpr-d": "FedPR"}  # where the title is another
 # The tables in which each kind of setting is printed, and their name for each of our metrics.
@@ -57,7 +57,7 @@ PAPER = {
 
 def load_published(out: Path) -> pd.DataFrame | None:
     """Every printed value: paper, table, dataset, setting, metric, method, value; None where there are no files."""
-    for folder in (out / "paper", CHECKOUT):
+    for folder in (out / "paper", ROOT / "results" / "paper", ROOT / "paper"):
         files = sorted(folder.glob(FILES))
         if files:
             frames = [pd.read_csv(file).assign(paper=file.name.partition("_")[0]) for file in files]

@@ -62,8 +62,18 @@ def test_the_results_folder_comes_before_the_checkout(tmp_path: Path) -> None:
     assert frame["value"].tolist() == [12.5]
 
 
+@pytest.mark.parametrize("place", ["results/paper", "paper"])  # of a checkout, of an installed package
+def test_the_package_brings_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(published, "ROOT", tmp_path)
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "vit_paper_results.csv").write_text("table,value\n1,12.5\n")
+    frame = load_published(tmp_path / "out")
+    assert frame is not None
+    assert frame["value"].tolist() == [12.5]
+
+
 def test_without_files_there_are_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.setattr(published, "ROOT", tmp_path / "nowhere")
     assert load_published(tmp_path) is None
     assert grids(paper_suite(paper_setting("m=1", ("fedvpt",))), None, average=0.9) == []
 
