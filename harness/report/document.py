@@ -66,9 +66,7 @@ class Grid:
 
     def parts(self, width: int) -> list["Grid"]:
         """The same as few tables of ``width`` characters, as even as possible; a setting's columns stay together."""
-        groups = [
-            part for setting, columns in self.groups for part in ([columns] if setting else [[c] for c in columns])
-        ]
+        groups = self._kept_together()
         room = width - max(len(self.corner), *map(len, self.rows))
         cut: list[list[Column]] = []
         for count in range(1, len(groups) + 1):
@@ -77,6 +75,16 @@ class Grid:
             if max(sum(column.width + GAP for column in part) for part in cut) <= room:
                 break
         return [replace(self, columns=tuple(part)) for part in cut]
+
+    def _kept_together(self) -> list[list[Column]]:
+        """What is not cut: the columns of a setting, with what follows them without a metric of its own."""
+        kept: list[list[Column]] = []
+        for setting, columns in self.groups:
+            if kept and not any(column.metric for column in columns):
+                kept[-1] += columns
+            else:
+                kept += [columns] if setting else [[column] for column in columns]
+        return kept
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,13 @@ def render(document: Document, folder: Path) -> str:
 
 
 def _section(section: Section, folder: Path) -> list[str]:
-    lines = ["", f"\\section*{{{escape(section.title)}}}"]
+    # A box keeps the caption with its table; what may be too tall for one begins a page.
+    tall = [_lines(grid) > PAGE for grid in section.grids]
+    lines = ["", r"\clearpage" if tall[:1] == [True] else "", f"\\section*{{{escape(section.title)}}}"]
     lines += [f"{escape(line)}\\par" for line in section.text]
-    for grid in section.grids:
-        # A box keeps the caption with its table; what may be too tall for one begins a page.
-        tall = _lines(grid) > PAGE
-        begin, end = (r"\clearpage{", "}") if tall else (r"\begin{minipage}{\linewidth}", r"\end{minipage}")
+    for number, grid in enumerate(section.grids):
+        lines += [r"\clearpage"] if number and tall[number] else []
+        begin, end = ("{", "}") if tall[number] else (r"\begin{minipage}{\linewidth}", r"\end{minipage}")
         lines += [
             f"{begin}\\centering",
             f"\\captionof{{table}}{{{escape(grid.title)}}}\\label{{tab:{grid.name}}}",
