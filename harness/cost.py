@@ -4,9 +4,10 @@ On `meta` everything goes through the code of a real visit. FLOPs are those of m
 attention, a multiplication and an addition counting two; norms, softmax and activations are left out, as is usual.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,35 +21,34 @@ from fedprompt.harness.backbone import FrozenViT
 from fedprompt.harness.batch import Batch
 from fedprompt.harness.clients import ClientData, Split
 from fedprompt.harness.evaluation import adapt
-from fedprompt.harness.federation import Federation
+from fedprompt.harness.federation import Federation, FederationState
 from fedprompt.harness.fields import build
 from fedprompt.harness.protocol import Protocol
 from fedprompt.harness.training import train
 from fedprompt.harness.weights import BackboneSpec, load_backbone
-from fedprompt.methods import Method, State, Task, registry
+from fedprompt.methods import Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
+TRAIN = "train "  # how kinds of training steps begin; the stage follows
 ROUND = 2  # some methods do more from the second round on
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One batch of each of ``clients`` clients. Divide FLOPs and bytes by ``images`` for those of an image."""
+    """One batch of each of ``clients`` clients. Divide FLOPs and bytes saved by ``images`` for those of an image."""
 
     images: int
-    stage_flops: dict[str, int]  # a training step, forward and backward, in each stage of a visit
-    eval_flops: int
-    adapt_flops: int  # a step of what a client kept out of all rounds trains
-    end_flops: int  # statistics of the batch after a visit; most methods have none
-    feature_flops: int  # frozen features of the batch, paid once a run; 0 where the method needs none
+    flops: dict[str, int]  # by kind of pass, see `passes`
     saved_bytes: int  # kept for the backward pass, without weights and inputs, in the stage that keeps most
     floats_down: int  # of one client in a round, measured
     floats_up: int
+    bytes_down: int
+    bytes_up: int
 
     @property
     def train_flops(self) -> int:
         """A step in every stage: what an image costs in one local epoch (of each stage)."""
-        return sum(self.stage_flops.values())
+        return sum(flops for kind, flops in self.flops.items() if kind.startswith(TRAIN))
 
 
 class ShapeData(ClientData):
@@ -96,46 +96,65 @@ def shape_federation(method: Method, clients: int, batch_size: int) -> Federatio
     return Federation(method, ShapeData(method, batch_size), protocol, seed=0, members=range(clients))
 
 
-def cost(method: Method, clients: int = 1, batch_size: int = 64) -> Cost:
-    """Costs of ``method`` with ``clients`` in one stack, best with a `meta_backbone`; its task has as many or more."""
+def passes(federation: Federation, state: FederationState, theta: State) -> dict[str, Callable[[], Any]]:
+    """Every kind of pass over a batch of each client, as the harness makes it, to be counted or timed.
+
+    `train STAGE` steps; `end` and `diagnose` close a visit; `evaluate` and `sweep` predict (with the method's own
+    number of draws, with all of them); `adapt` and `newcomer` are steps of clients that never took part and of those
+    kept out; `features` are frozen ones, computed once a run.
+    """
+    method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
+    rngs = [torch.Generator() for _ in members]
+    batch = next(data.ordered(members, "train", protocol.batch_size, rngs))
+
+    def step(stage: Stage) -> State:
+        return train(method, theta, [replace(stage, epochs=1)], data, members, protocol, (0, ROUND))[0]
+
+    def features() -> Tensor | None:
+        if "features" not in method.needs:
+            return None
+        shape = (sum(batch.sizes), 3, *[method.backbone.image_size] * 2)
+        images = torch.zeros(shape, dtype=torch.uint8, device=data.device)
+        return method.backbone.cls(images, stop=method.feature_depth(method.params))
+
+    return {
+        **{f"{TRAIN}{stage.name}": partial(step, stage) for stage in method.stages(2)},
+        "end": lambda: method.end_visit(theta, [batch]),
+        "diagnose": lambda: method.diagnostics(theta, replace(batch, stage="diagnose")),
+        "evaluate": torch.no_grad()(lambda: method.predict(theta, batch)),
+        "sweep": torch.no_grad()(lambda: method.predictions(theta, batch)),
+        "adapt": lambda: adapt(federation, state, members, epochs=1),
+        "newcomer": lambda: adapt(federation, state, members, epochs=1, newcomers=True),
+        "features": torch.no_grad()(features),
+    }
+
+
+def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collection[str] | None = None) -> Cost:
+    """Costs of ``method`` with ``clients`` in one stack, best with a `meta_backbone`; its task has as many or more.
+
+    Training and the end of a visit are always counted; of the other kinds only ``kinds``, if they are named.
+    """
     federation = shape_federation(method, clients, batch_size)
-    members, data, state = federation.members, federation.data, federation.start()
-    received, theta = federation.theta(state, members)
-    batches = list(data.ordered(members, "train", batch_size, [torch.Generator() for _ in members]))
-
-    stage_flops, saved, trained = {}, [0], theta
-    for stage in method.stages(2):
-        step = replace(stage, epochs=1)
-        with counted() as flops, kept_for_backward(method.backbone, theta) as kept:
-            trained, _ = train(method, trained, [step], data, members, federation.protocol, (0, ROUND))
-        stage_flops[stage.name] = flops.get_total_flops()
-        saved.append(sum(kept.values()))
-    with counted() as ending:
-        trained = {**trained, **method.end_visit(trained, batches)}
-    with counted() as evaluation, torch.no_grad():
-        method.predict(theta, batches[0])
-    with counted() as adaptation:
-        adapt(federation, state, members, epochs=1, newcomers=True)
-    with counted() as features:
-        if "features" in method.needs:
-            shape = (len(members) * batch_size, 3, *[method.backbone.image_size] * 2)
-            images = torch.zeros(shape, dtype=torch.uint8, device=data.device)
-            method.backbone.cls(images, stop=method.feature_depth(method.params))
-    return Cost(
-        images=clients * batch_size,
-        stage_flops=stage_flops,
-        eval_flops=evaluation.get_total_flops(),
-        adapt_flops=adaptation.get_total_flops(),
-        end_flops=ending.get_total_flops(),
-        feature_flops=features.get_total_flops(),
-        saved_bytes=max(saved),
-        floats_down=_floats(received),
-        floats_up=_floats(method.upload(trained, received)),
-    )
+    state = federation.start()
+    received, theta = federation.theta(state, federation.members)
+    flops, saved, trained = {}, [0], theta
+    for kind, work in passes(federation, state, theta).items():
+        visit = kind.startswith(TRAIN) or kind == "end"
+        if kinds is None or visit or kind in kinds:
+            with counted() as counter, kept_for_backward(method.backbone, theta) as kept:
+                result = work()
+            flops[kind] = counter.get_total_flops()
+            if visit:
+                trained = {**trained, **result}
+                saved.append(sum(kept.values()))
+    (floats_down, bytes_down), (floats_up, bytes_up) = _size(received), _size(method.upload(trained, received))
+    return Cost(clients * batch_size, flops, max(saved), floats_down, floats_up, bytes_down, bytes_up)
 
 
-def _floats(payload: State) -> int:
-    return sum(tensor[0].numel() for tensor in payload.values())
+def _size(payload: State) -> tuple[int, int]:
+    """Floats and bytes of one client."""
+    first = [tensor[0] for tensor in payload.values()]
+    return sum(t.numel() for t in first), sum(t.numel() * t.element_size() for t in first)
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -188,8 +207,8 @@ def markdown(backbone: FrozenViT, names: Sequence[str], classes: int = 100, batc
     ]
     for name in names:
         method = meta_method(name, backbone, classes)
-        spent = cost(method, 1, batch_size)
-        flops = (spent.train_flops, spent.eval_flops, spent.feature_flops)
+        spent = cost(method, 1, batch_size, ("evaluate", "features"))
+        flops = (spent.train_flops, spent.flops["evaluate"], spent.flops["features"])
         cells = [f"{n / spent.images / 1e9:.4g}" for n in flops] + [f"{spent.saved_bytes / spent.images / 1e6:.4g}"]
         payload = [f"{spent.floats_down:,}", f"{spent.floats_up:,}"]
         lines.append("| " + " | ".join([method.title, *cells, *payload]) + " |")

@@ -64,8 +64,9 @@ def test_a_step_and_an_evaluation_at_vit_base(name: str) -> None:
     found = costs(name)
     method = meta_method(name, vit_base())
     assert found.images == 64
-    assert list(found.stage_flops) == [stage.name for stage in method.stages(1)]
-    assert min(found.stage_flops.values()) > found.eval_flops / 8 > 0
+    stages = [f"train {stage.name}" for stage in method.stages(1)]
+    assert [kind for kind in found.flops if kind.startswith("train")] == stages
+    assert min(found.flops[stage] for stage in stages) > found.flops["evaluate"] / 8 > 0
     assert (found.floats_down, found.floats_up) == method.payload()
 
 
@@ -77,8 +78,10 @@ def test_meta_counts_what_a_real_step_does(name: str) -> None:
 
 def test_a_head_on_kept_features_costs_next_to_nothing() -> None:
     found = costs("head-tune")
-    assert found.train_flops == 2 * found.eval_flops == 2 * 64 * 2 * 100 * WIDTH  # logits, and the head's gradient
-    assert found.feature_flops == 64 * (11 * BLOCK + CLS_BLOCK + PATCHES)
+    assert (
+        found.train_flops == 2 * found.flops["evaluate"] == 2 * 64 * 2 * 100 * WIDTH
+    )  # logits, and the head's gradient
+    assert found.flops["features"] == 64 * (11 * BLOCK + CLS_BLOCK + PATCHES)
     assert found.train_flops < costs("fedvpt").train_flops / 100_000
 
 
@@ -90,8 +93,38 @@ def test_deep_prompts_cost_no_more_than_shallow_ones() -> None:
 
 def test_a_stage_that_trains_late_tokens_has_a_shorter_way_back() -> None:
     found = costs("sgpt")
-    assert found.train_flops == found.stage_flops["shared"] + found.stage_flops["group"]
-    assert found.stage_flops["group"] < 0.8 * found.stage_flops["shared"]
+    assert found.train_flops == found.flops["train shared"] + found.flops["train group"]
+    assert found.flops["train group"] < 0.8 * found.flops["train shared"]
+
+
+def test_a_sweep_makes_the_passes_of_all_draws() -> None:
+    """Ten instead of five; what the draws share, the frozen pass, is made once."""
+    vit, kinds = toy_backbone().to("meta"), ("evaluate", "sweep")
+    methods = [meta_method("pfedbayespt", vit, 4, samples=v) for v in (5, 9, 1)]
+    fewer, more, one = (cost(method, 1, 2, kinds).flops for method in methods)
+    draw = (fewer["evaluate"] - one["evaluate"]) // 4
+    assert more["evaluate"] == fewer["evaluate"] + 4 * draw
+    assert fewer["sweep"] == more["sweep"] == one["sweep"] == fewer["evaluate"] + 5 * draw
+
+
+def test_methods_without_draws_sweep_at_the_price_of_an_evaluation() -> None:
+    found = costs("fedvpt").flops
+    assert found["sweep"] == found["evaluate"]
+
+
+def test_fitting_a_head_needs_no_way_back_through_the_backbone() -> None:
+    found = costs("fedvpt").flops
+    assert found["adapt"] - found["evaluate"] == 64 * 2 * 100 * WIDTH  # the head's gradient
+
+
+def test_counters_travel_as_whole_numbers_of_eight_bytes() -> None:
+    found = costs("sgpt")
+    assert found.bytes_up == 4 * found.floats_up + 4 * 6  # six groups
+
+
+def test_only_named_kinds_are_counted() -> None:
+    method = meta_method("sgpt", toy_backbone().to("meta"), 4)
+    assert list(cost(method, kinds=["evaluate"]).flops) == ["train shared", "train group", "end", "evaluate"]
 
 
 def test_activation_memory_grows_with_the_batch() -> None:

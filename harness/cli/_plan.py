@@ -1,0 +1,101 @@
+"""`fedprompt plan`: the costs of a suite as tables."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedprompt.harness.errors import UserError
+
+Line = Mapping[str, Any]  # of `Plan.frame`
+WIDTH = 112  # columns that the tables take, also where standard output is no terminal
+LEGEND = (
+    "Images: passes of one in training, adaptation, evaluation, statistics and frozen features.",
+    "Memory: what autograd keeps in the largest training step; weights and temporary tensors come on top.",
+    "Down, up: of one client in a round; sent: of all clients and rounds, both ways.",
+    "Time: one worker's, for cells that are not finished. A cell in several tables counts in the first.",
+)
+
+
+def plan(args: Namespace) -> None:
+    from fedprompt.harness.cli._commands import chosen_suite
+    from fedprompt.harness.plan import plan_suite
+    from fedprompt.harness.run import Site, choose_device
+
+    if args.flops is not None and not args.flops > 0:
+        raise UserError(f"--flops {args.flops:g} is out of range; give FLOPs a second, such as 60e12.")
+    if args.threads < 1:
+        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
+    suite = chosen_suite(args)
+    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
+    site = Site(args.out, args.data_root, None, choose_device(args.device), args.threads, plugins)
+    planned = plan_suite(suite, site, args.workers, args.flops)
+    crew = "1 worker" if args.workers == 1 else f"{args.workers} workers"
+    pace = f"at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
+    lines: Any = planned.frame().to_dict("records")
+    console = Console(highlight=False)
+    print_plan(lines, planned.seconds, pace, planned.notes, Console(highlight=False, width=max(console.width, WIDTH)))
+
+
+def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence[str], console: Console) -> None:
+    """A table for each of the suite's, a total, and what it rests on."""
+    for name in dict.fromkeys(line["table"] for line in lines):
+        console.print(_table(name, [line for line in lines if line["table"] == name]))
+        console.print()
+    whole = _sums(lines)
+    done = f" ({whole['finished']} finished)" if whole["finished"] else ""
+    console.print(
+        f"{whole['cells']} cells{done}, {whole['images']:,} images seen, {scaled(whole['flops'], 'FLOP')}, "
+        f"{scaled(whole['bytes_sent'], 'B')} sent, [bold]{duration(seconds)}[/] {pace}",
+        soft_wrap=True,
+    )
+    for note in (*(f"{note}." for note in notes), *LEGEND):
+        console.print(f"[dim]{note}[/]", soft_wrap=True)
+
+
+def _table(name: str, lines: Sequence[Line]) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="")
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=34)
+    for heading in ("cells", "images", "FLOP", "memory", "down", "up", "sent", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    setting = None
+    for line in lines:
+        payload = [scaled(line[key], "B") for key in ("activation_bytes", "bytes_down", "bytes_up")]
+        shown = "" if line["setting"] == setting else line["setting"]
+        table.add_row(shown, line["title"], *(_work(line, payload) if line["cells"] else ["above", "", "", *payload]))
+        setting = line["setting"]
+    table.add_section()
+    table.add_row("total", "", *_work(_sums(lines), ["", "", ""]))
+    return table
+
+
+def _work(line: Line, payload: Sequence[str]) -> list[str]:
+    """The cells of a table's line from its number of cells on."""
+    done = f"{line['finished']} of " if line["finished"] else ""
+    counts = [f"{done}{line['cells']}", scaled(line["images"]), scaled(line["flops"])]
+    return [*counts, *payload, scaled(line["bytes_sent"], "B"), duration(line["seconds"])]
+
+
+def _sums(lines: Sequence[Line]) -> Line:
+    keys = ("cells", "finished", "images", "flops", "bytes_sent", "seconds")
+    return {key: sum(line[key] for line in lines) for key in keys}
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """Three digits and a prefix, in steps of a thousand."""
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if value < 999.5 or prefix == "E":
+            break
+        value /= 1000
+    return f"{value:.3g} {prefix}{unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.1f} s"
