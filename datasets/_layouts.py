@@ -110,7 +110,7 @@ def inaturalist(folder: Path) -> Listing:
 
 def flowers102(folder: Path) -> Listing:
     """``jpg/image_00001.jpg`` with ``imagelabels.mat`` and ``setid.mat``; its train and valid sets are our train."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
     from torchvision.datasets import Flowers102
 
     for name in ("imagelabels.mat", "setid.mat"):
