@@ -170,15 +170,19 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
 
 def tally_run(federation: Federation, unseen: Sequence[int] = ()) -> Tally:
     """Follow a run round by round, without computing anything."""
-    method, protocol, size = federation.method, federation.protocol, federation.data.size
+    method, protocol, data = federation.method, federation.protocol, federation.data
     split: Split = "val" if protocol.val_fraction else "test"
+    train = [data.size(client) for client in range(data.num_clients)]
+    test = [data.size(client, split) for client in range(data.num_clients)]
     images: Counter[str] = Counter()
     steps: Counter[str] = Counter()
 
-    def count(kind: str, sizes: Sequence[int], epochs: int = 1) -> None:
+    def count(kind: str, clients: Sequence[int], held: Sequence[int], epochs: int = 1) -> None:
+        sizes = [held[client] for client in clients]
         images[kind] += epochs * sum(sizes)
         steps[kind] += epochs * math.ceil(max(sizes) / protocol.batch_size)
 
+    first = [min(size, protocol.batch_size) for size in train]
     stages = method.stages(protocol.epochs)
     waits = {took_part: finetune_epochs(federation, took_part) for took_part in (True, False)}
     adapting = {wait: _epochs(federation, [method.adaptation(wait)]) for wait in waits.values()}
@@ -187,15 +191,13 @@ def tally_run(federation: Federation, unseen: Sequence[int] = ()) -> Tally:
     for round_ in range(1, protocol.rounds + 1):
         cohort = federation.cohort(round_)
         for clients in federation.stacks(cohort):
-            train = [size(client) for client in clients]
-            first = [min(held, protocol.batch_size) for held in train]
             for stage in stages:
-                count(f"{TRAIN}{stage.name}", train, stage.epochs if stage.rates else 0)
+                count(f"{TRAIN}{stage.name}", clients, train, stage.epochs if stage.rates else 0)
             if _overrides(method, "end_visit"):
-                count("end", train)
+                count("end", clients, train)
             if _overrides(method, "diagnostics"):
-                count("diagnose", first)
-            step = max(step, (len(clients), sum(first)), key=lambda found: found[1])
+                count("diagnose", clients, first)
+            step = max(step, (len(clients), sum(first[client] for client in clients)), key=lambda found: found[1])
         visits += len(cohort)
         took_part |= set(cohort)
         if not protocol.evaluated(round_):
@@ -205,12 +207,12 @@ def tally_run(federation: Federation, unseen: Sequence[int] = ()) -> Tally:
             for wait, epochs in adapting.items():
                 group = [client for client in clients if waits[client in took_part] == wait]
                 if group:
-                    count("adapt", [size(client) for client in group], epochs)
-                    count(kind, [size(client, split) for client in group])
+                    count("adapt", group, train, epochs)
+                    count(kind, group, test)
+    newcomers = _epochs(federation, method.newcomer_stages(protocol.epochs), newcomers=True) if unseen else 0
     for clients in federation.stacks(unseen):
-        epochs = _epochs(federation, method.newcomer_stages(protocol.epochs), newcomers=True)
-        count("newcomer", [size(client) for client in clients], epochs)
-        count("evaluate", [size(client, split) for client in clients])
+        count("newcomer", clients, train, newcomers)
+        count("evaluate", clients, test)
     return Tally(+images, +steps, visits, step)
 
 
@@ -233,6 +235,8 @@ def _federation(cell: Cell, dataset: Dataset, partition: Partition) -> Federatio
 
 def _epochs(federation: Federation, stages: Sequence[Stage], newcomers: bool = False) -> int:
     """Passes over a client's data; a stage that trains nothing of what the client holds makes none."""
+    if not any(stage.epochs for stage in stages):
+        return 0
     _, theta = federation.theta(federation.start(), federation.members[:1], newcomers)
     return sum(stage.epochs for stage in stages if stage.rates.keys() & theta.keys())
 

@@ -95,7 +95,7 @@ def scaled(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {name}"
     return f"{seconds:.1f} s"

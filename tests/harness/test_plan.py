@@ -342,4 +342,4 @@ def test_large_numbers_have_prefixes(value: float, shown: str) -> None:
 
 
 def test_time_is_told_in_what_one_would_say() -> None:
-    assert [duration(s) for s in (5, 90, 7200, 400_000)] == ["5.0 s", "1.5 min", "2.0 h", "4.6 days"]
+    assert [duration(s) for s in (5, 90, 7200, 400_000, 1e8)] == ["5.0 s", "1.5 min", "2.0 h", "4.6 days", "3.2 years"]
