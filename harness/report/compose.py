@@ -47,21 +47,16 @@ def compose(
 
 
 def _results(suite: Suite, summary: pd.DataFrame, paired: Differences) -> Iterator[Grid]:
+    simple = {"heterogeneity": tables.heterogeneity, "unseen": tables.unseen, "vsweep": tables.vsweep}
     for title, kind, part in tables.tables_of(summary):
-        if kind == "ablation":
-            yield ablation(suite, title, part, paired)
-        else:
-            yield {"heterogeneity": tables.heterogeneity, "unseen": tables.unseen, "vsweep": tables.vsweep}[kind](
-                title, part
-            )
+        yield simple[kind](title, part) if kind in simple else ablation(suite, title, part, paired)
 
 
 def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
-    wanted = any(setting.published for setting in suite.settings)
     grids = tuple(published_grids(suite, summary))
     if grids:
         apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.caution for g in grids)
         yield Section(PUBLISHED, (*apart, *about_papers(suite)), grids)
-    elif wanted and summary["published"].isna().all():
-        text = "Left out: no printed values were found in the results folder or beside the package (paper/*.csv)."
-        yield Section(PUBLISHED, (text,))
+    elif any(setting.published for setting in suite.settings):
+        where = "paper/*.csv, of the results folder or of the package"
+        yield Section(PUBLISHED, (f"Left out: no printed values of these settings were found in {where}.",))

@@ -8,6 +8,7 @@ import pytest
 from report_suites import a_suite, every_kind, report, row_of, run_all
 from run_folders import done_folder
 
+from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise
 from fedprompt.harness.report.records import load_records
@@ -98,3 +99,12 @@ def test_rows_stand_in_the_suites_order(tmp_path: Path, uri: str, no_figures: No
     _, text, _ = report(a_suite(names), uri, tmp_path)
     titles = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert titles[2 : 2 + len(names)] == [registry().get(name).title for name in names]
+
+
+def test_without_printed_values_it_is_said(
+    tmp_path: Path, uri: str, no_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "ROOT", tmp_path / "nowhere")
+    text = report(every_kind((0,)), uri, tmp_path)[1]
+    assert "Left out: no printed values of these settings were found" in text
+    assert "Left out" not in report(a_suite(), uri, tmp_path)[1]
