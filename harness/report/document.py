@@ -65,16 +65,10 @@ class Grid:
         return [(setting, list(columns)) for setting, columns in groupby(self.columns, lambda c: c.setting)]
 
     def parts(self, width: int) -> list["Grid"]:
-        """The same as few tables of ``width`` characters, as even as possible; a setting's columns stay together."""
-        groups = self._kept_together()
+        """The same as few tables of ``width`` characters, as even as possible; settings are cut only if they must."""
         room = width - max(len(self.corner), *map(len, self.rows))
-        cut: list[list[Column]] = []
-        for count in range(1, len(groups) + 1):
-            size = -(-len(groups) // count)
-            cut = [list(chain(*groups[start : start + size])) for start in range(0, len(groups), size)]
-            if max(sum(column.width + GAP for column in part) for part in cut) <= room:
-                break
-        return [replace(self, columns=tuple(part)) for part in cut]
+        cut = _cut(self._kept_together(), room) or _cut([[column] for column in self.columns], room)
+        return [replace(self, columns=tuple(part)) for part in cut or [[column] for column in self.columns]]
 
     def _kept_together(self) -> list[list[Column]]:
         """What is not cut: the columns of a setting, with what follows them without a metric of its own."""
@@ -102,6 +96,16 @@ class Document:
     alerts: tuple[str, ...]  # what could mislead, before everything else
     facts: tuple[tuple[str, str], ...]  # what was run, in a few words
     sections: tuple[Section, ...]
+
+
+def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:
+    """The groups in as few rows as fit ``room``; nothing where one group alone does not."""
+    for count in range(1, len(groups) + 1):
+        size = -(-len(groups) // count)
+        rows = [list(chain(*groups[start : start + size])) for start in range(0, len(groups), size)]
+        if max(sum(column.width + GAP for column in row) for row in rows) <= room:
+            return rows
+    return []
 
 
 def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:

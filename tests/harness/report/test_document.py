@@ -32,7 +32,9 @@ def wide(settings: int, metrics: int) -> Grid:
     return Grid("g", "G", ("Method",), tuple(columns))
 
 
-@pytest.mark.parametrize(("width", "sizes"), [(150, [12]), (149, [6, 6]), (77, [4, 4, 4]), (1, [2] * 6)])
+@pytest.mark.parametrize(
+    ("width", "sizes"), [(150, [12]), (149, [6, 6]), (77, [4, 4, 4]), (30, [2] * 6), (18, [1] * 12), (1, [1] * 12)]
+)
 def test_a_wide_table_is_cut_evenly_between_settings(width: int, sizes: list[int]) -> None:
     assert [len(part.columns) for part in wide(6, 2).parts(width)] == sizes
 
