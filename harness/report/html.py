@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedprompt.harness.report.document import FAILED, MISSING, Document, Entry, Grid, Section
+from fedprompt.harness.report.style import PNG_DPI
 from fedprompt.harness.report.tables import unique
 
 if TYPE_CHECKING:
     from fedprompt.harness.report.figures import Figure
 
+PIXELS_PER_INCH = 144  # of a figure: one and a half times its size in print, so that its text is as large as ours
 STYLE = Path(__file__).with_name("page.css")
 
 
@@ -129,11 +131,13 @@ def _sup(marks: str) -> str:
 
 
 def _figure(figure: "Figure") -> str:
-    data = base64.b64encode(figure.png.read_bytes()).decode()
+    content = figure.png.read_bytes()
+    data = base64.b64encode(content).decode()
+    width = round(int.from_bytes(content[16:20], "big") / PNG_DPI * PIXELS_PER_INCH)  # bytes of a PNG's header
     title = escape(figure.title)
     return (
         f'<figure id="figure-{_anchor(figure.name)}"><h3>{title}</h3>'
-        f'<img alt="{title}" src="data:image/png;base64,{data}">'
+        f'<img alt="{title}" width="{width}" src="data:image/png;base64,{data}">'
         f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
     )
 

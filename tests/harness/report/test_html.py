@@ -84,6 +84,10 @@ def test_what_is_for_checking_is_folded(text: str) -> None:
     assert "<details><summary><h2>Provenance</h2></summary>" in text
 
 
+def test_figures_have_one_scale(text: str) -> None:
+    assert '<img alt="A dot &amp; more" width="72" src="data:image/png;base64,' in text  # 100 pixels, at 200 an inch
+
+
 def test_it_suits_dark_screens_phones_and_paper(text: str) -> None:
     for query in ("prefers-color-scheme: dark", "max-width: 40rem", "@media print"):
         assert query in text
