@@ -37,7 +37,17 @@ methods = ["pfedbayespt"]
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chromium() -> tuple[str, str]:
+    """The browser and its driver; tests are skipped where one of them, or selenium, is not installed."""
+    pytest.importorskip("selenium")
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not program or not driver:
+        pytest.skip("chromium and chromedriver are not installed; `make test-browser` installs them")
+    return program, driver
+
+
+@pytest.fixture(scope="session")
+def results(chromium: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results folder of the suite, made by the command that users type."""
     root = tmp_path_factory.mktemp("browser")
     (root / "small.toml").write_text(SUITE)
@@ -72,14 +82,13 @@ def mlflow_ui(results: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def browser() -> Iterator[Any]:
-    """Chromium without a window; tests are skipped where it or its driver is not installed."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("chromium and chromedriver are not installed; `make test-browser` installs them")
+def browser(chromium: tuple[str, str]) -> Iterator[Any]:
+    """Chromium without a window."""
+    from selenium import webdriver
+
+    program, driver = chromium
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = program
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
