@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.progress import progress
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.progress import progress
 
 CHUNK = 1 << 20
 TIMEOUT = 60

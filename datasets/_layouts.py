@@ -22,8 +22,8 @@ from fedprompt.datasets._listing import (
     split_at_random,
     subfolders,
 )
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.rng import numpy_rng
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.rng import numpy_rng
 
 DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 DOMAINNET_CLASSES = (

@@ -12,8 +12,8 @@ import numpy as np
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.rng import numpy_rng
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.rng import numpy_rng
 
 SPLITS = ("train", "test", "val")
 

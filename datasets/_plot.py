@@ -7,7 +7,7 @@ import numpy as np
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

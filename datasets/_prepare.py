@@ -13,7 +13,7 @@ from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array, with_progress
 from fedprompt.datasets._listing import Listing
 from fedprompt.datasets._store import new_store, open_store, write_images, write_rest
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 CHUNK = 256  # images in memory at a time
 SHOWN = 10  # lines of a list in the printed report

@@ -18,7 +18,6 @@ from fedprompt.datasets._listing import MissingDataError, image_files
 from fedprompt.datasets._prepare import Report, build_store
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._store import (
-    cache_dir,
     is_store,
     new_store,
     one_writer,
@@ -27,7 +26,8 @@ from fedprompt.datasets._store import (
     write_images,
     write_rest,
 )
-from fedprompt.harness.errors import UserError, unknown
+from fedprompt.harness.core.errors import UserError, unknown
+from fedprompt.harness.core.files import cache_dir
 
 GROUP = "fedprompt.datasets"
 FOLDER = "folder:"

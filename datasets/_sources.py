@@ -8,7 +8,7 @@ from pathlib import Path
 from fedprompt.datasets import _layouts
 from fedprompt.datasets._download import Download, fetch, unpack
 from fedprompt.datasets._listing import Listing, MissingDataError
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from fedprompt.datasets import _splits
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._splits import Split
-from fedprompt.harness.errors import UserError, unknown
-from fedprompt.harness.rng import numpy_rng
+from fedprompt.harness.core.errors import UserError, unknown
+from fedprompt.harness.core.rng import numpy_rng
 
 TRIES = 100  # draws of a Dirichlet partition before we say that it does not fit
 Unseen = Literal["none", "half", "last_half"]

@@ -5,7 +5,6 @@ A store is written beside its final place and renamed into it, so a folder with 
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -18,18 +17,11 @@ import numpy as np
 from filelock import FileLock
 
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 ARRAYS = ("images", "labels", "domains", "is_test")
 VERSION = 1
 STALE = 24 * 3600  # seconds after which a half-written folder belongs to nobody any more
-
-
-def cache_dir() -> Path:
-    """Where prepared data live: $FEDPROMPT_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("FEDPROMPT_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "fedprompt"
 
 
 def content_checksum(arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]) -> str:

@@ -20,9 +20,10 @@ from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._glyph_fonts import SIZE, fonts_hash, masks
 from fedprompt.datasets._glyph_styles import STYLES, Style, blend, uniform
-from fedprompt.datasets._store import cache_dir, open_store, write_store
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.rng import torch_rng
+from fedprompt.datasets._store import open_store, write_store
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.rng import torch_rng
 
 VERSION = 2  # raise when the drawing code changes, so that old caches are not taken for new
 SEEN_STYLES = ("print", "sketch", "chalk")  # what micro-vit was pretrained on; the other styles are shifts for it

@@ -3,7 +3,7 @@
 from dataclasses import Field, dataclass, field
 from typing import Any
 
-from fedprompt.harness.fields import option
+from fedprompt.harness.core.fields import option
 from fedprompt.methods._headed import PromptParams
 from fedprompt.methods._token_encoder import ACTIVATIONS
 

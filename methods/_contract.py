@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.backbone import FrozenViT
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.harness.model.batch import Batch
 
 State = dict[str, Tensor]
 

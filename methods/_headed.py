@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.fields import option
+from fedprompt.harness.core.fields import option
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Method, State
 
 HEAD_MODES = ("local", "global", "global_then_ft")

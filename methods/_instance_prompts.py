@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.backbone import Edit
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.backbone import Edit
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._bayes_params import InstanceParams
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, linear, prompt_init

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from fedprompt.harness.errors import UserError, unknown
+from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.methods._contract import Method
 
 GROUP = "fedprompt.methods"

@@ -5,8 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.backbone import shallow
-from fedprompt.harness.batch import Batch
+from fedprompt.harness.model.backbone import shallow
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
 

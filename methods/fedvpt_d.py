@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.backbone import FrozenViT, deep
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.fields import option
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.fields import option
+from fedprompt.harness.model.backbone import FrozenViT, deep
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import PromptParams, prompt_init
 from fedprompt.methods.fedvpt import FedVPT

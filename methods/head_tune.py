@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedprompt.harness.batch import Batch
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, HeadParams
 

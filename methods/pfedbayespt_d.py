@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedprompt.harness.batch import Batch
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._instance_prompts import InstancePrompts, Pass

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._bayes_params import GaussianParams
 from fedprompt.methods._contract import State
 from fedprompt.methods._instance_prompts import Pass, View

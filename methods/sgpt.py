@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.backbone import Edit, FrozenViT, insert
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.fields import option
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.fields import option
+from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
 

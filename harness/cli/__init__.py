@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from fedprompt.harness.cli._parser import build_parser
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedprompt.harness.errors import UserError, unknown
+from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.methods import load_plugin, registry
 
 if TYPE_CHECKING:
-    from fedprompt.harness.suite import Suite
+    from fedprompt.harness.cells.suite import Suite
 
 
 def run(args: Namespace) -> int:
-    from fedprompt.harness.cell import make_cell
-    from fedprompt.harness.weights import backbone_spec
+    from fedprompt.harness.cells.cell import make_cell
+    from fedprompt.harness.model.weights import backbone_spec
 
     _plugins(args)
     params, protocol = _split_settings(args.method, args.settings)
@@ -59,8 +59,8 @@ def plan(args: Namespace) -> None:
 
 def chosen_suite(args: Namespace) -> "Suite":
     """The suite of the arguments, cut to the chosen methods and seeds, with tuned values where there are some."""
-    from fedprompt.harness.suite import load_suite
-    from fedprompt.harness.tuning import tuned_path, with_tuned
+    from fedprompt.harness.cells.suite import load_suite
+    from fedprompt.harness.tuning.search import tuned_path, with_tuned
 
     _plugins(args)
     if getattr(args, "workers", 1) < 1:
@@ -133,7 +133,7 @@ def check(args: Namespace) -> int:
 
 
 def sync(args: Namespace) -> int:
-    from fedprompt.harness.tracking import sync as sync_runs
+    from fedprompt.harness.tracking.tracker import sync as sync_runs
 
     recorded, present, failed = sync_runs(args.out, tracking_uri(args))
     print(f"recorded {recorded}, already there {present}, failed {failed}")
@@ -141,7 +141,7 @@ def sync(args: Namespace) -> int:
 
 
 def pretrain(args: Namespace) -> None:
-    from fedprompt.harness.pretrain import pretrain as train
+    from fedprompt.harness.model.pretraining import pretrain as train
 
     if args.out.suffix != ".safetensors":
         raise UserError(f"--out {str(args.out)!r} must end in .safetensors.")
@@ -154,7 +154,7 @@ def pretrain(args: Namespace) -> None:
 
 
 def perf(args: Namespace) -> None:
-    from fedprompt.harness.perf import compare
+    from fedprompt.harness.planning.speed import compare
 
     if args.repeats < 1:
         raise UserError(f"--repeats {args.repeats} is out of range; it must be at least 1.")
@@ -166,11 +166,11 @@ def perf(args: Namespace) -> None:
 
 def execute_cells(cells: list[Any], args: Namespace, suite: str, workers: int, executor: str) -> int:
     """Run cells with bars, record each as it ends, name the failed ones; 1 if there are any."""
-    from fedprompt.harness.executor import execute
-    from fedprompt.harness.progress import progress
-    from fedprompt.harness.run import Progress, Site, choose_device
-    from fedprompt.harness.runs import is_done, run_folder
-    from fedprompt.harness.tracking import Tracker
+    from fedprompt.harness.cells.executor import execute
+    from fedprompt.harness.cells.folder import is_done, run_folder
+    from fedprompt.harness.cells.run import Progress, Site, choose_device
+    from fedprompt.harness.core.progress import progress
+    from fedprompt.harness.tracking.tracker import Tracker
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
@@ -229,7 +229,7 @@ def _print_cell(cell: Any, folder: Path) -> None:
 
 def _split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """`KEY=VALUE` goes to the method if it has that parameter, else to the protocol."""
-    from fedprompt.harness.protocol import Protocol
+    from fedprompt.harness.federation.protocol import Protocol
 
     own = {field.name for field in dataclasses.fields(registry().get(method).Params)}
     common = {field.name for field in dataclasses.fields(Protocol)}
@@ -258,6 +258,6 @@ def _plugins(args: Namespace) -> None:
 
 
 def tracking_uri(args: Namespace) -> str:
-    from fedprompt.harness.tracking import default_uri
+    from fedprompt.harness.tracking.tracker import default_uri
 
     return args.tracking_uri or default_uri(args.out)

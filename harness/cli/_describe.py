@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedprompt.datasets import dataset_names, load_dataset, make_partition, parse_partition
 from fedprompt.datasets import describe_dataset as describe_source
-from fedprompt.harness.fields import describe
+from fedprompt.harness.core.fields import describe
 from fedprompt.methods import Method, registry
 
 
@@ -44,7 +44,7 @@ def describe_method(method: type[Method], console: Console) -> None:
 
 def _state(method: type[Method]) -> tuple[str, str]:
     """Names and shapes, read off the method itself at the toy's sizes."""
-    from fedprompt.harness.toy import toy_federation
+    from fedprompt.harness.conformance.toy import toy_federation
 
     federation = toy_federation(method)
     state = federation.start()

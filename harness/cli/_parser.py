@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedprompt.harness.cli import _commands as commands
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 Line = Mapping[str, Any]  # of `Plan.frame`
 WIDTH = 112  # columns that the tables take, also where standard output is no terminal
@@ -21,9 +21,9 @@ LEGEND = (
 
 
 def plan(args: Namespace) -> None:
+    from fedprompt.harness.cells.run import Site, choose_device
     from fedprompt.harness.cli._commands import chosen_suite
-    from fedprompt.harness.plan import plan_suite
-    from fedprompt.harness.run import Site, choose_device
+    from fedprompt.harness.planning.plan import plan_suite
 
     if args.flops is not None and not args.flops > 0:
         raise UserError(f"--flops {args.flops:g} is out of range; give FLOPs a second, such as 60e12.")

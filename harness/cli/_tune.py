@@ -9,26 +9,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedprompt.harness.cli._commands import chosen_suite, tracking_uri
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fedprompt.harness._tuning_queue import Queue
-    from fedprompt.harness.cell import Cell
-    from fedprompt.harness.run import Progress
-    from fedprompt.harness.tuning import Point, Search
+    from fedprompt.harness.cells.cell import Cell
+    from fedprompt.harness.cells.run import Progress
+    from fedprompt.harness.tuning.queue import Queue
+    from fedprompt.harness.tuning.search import Point, Search
 
 
 def tune(args: Namespace) -> int:
     """1 if a study ended without any finished trial."""
     from optuna.exceptions import StorageInternalError
 
-    from fedprompt.harness._tuning_queue import Queue, open_storage
-    from fedprompt.harness._tuning_run import tune as run_studies
-    from fedprompt.harness._tuning_tracking import StudyTracker
-    from fedprompt.harness.mlflow_store import first_line, public
-    from fedprompt.harness.progress import progress
-    from fedprompt.harness.run import Site, choose_device
-    from fedprompt.harness.tuning import searches, tuned_path
+    from fedprompt.harness.cells.run import Site, choose_device
+    from fedprompt.harness.core.progress import progress
+    from fedprompt.harness.tracking.store import first_line, public
+    from fedprompt.harness.tuning.queue import Queue, open_storage
+    from fedprompt.harness.tuning.run import tune as run_studies
+    from fedprompt.harness.tuning.search import searches, tuned_path
+    from fedprompt.harness.tuning.trials import StudyTracker
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
@@ -80,7 +80,7 @@ def tune(args: Namespace) -> int:
 
 
 def _print_choices(queues: "list[Queue]", path: Path) -> int:
-    from fedprompt.harness._tuning_run import choose
+    from fedprompt.harness.tuning.run import choose
 
     table = Table("study", "finished", "default %", "best %", "chosen", title="validation accuracy")
     empty = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedprompt.harness.conformance._client import (
+from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     logits,
     loss_falls,
@@ -18,8 +18,8 @@ from fedprompt.harness.conformance._client import (
     stacking,
     trainable_tensors_move,
 )
-from fedprompt.harness.conformance._lab import ConformanceError, Params, one_thread
-from fedprompt.harness.conformance._run import (
+from fedprompt.harness.conformance.lab import ConformanceError, Params, one_thread
+from fedprompt.harness.conformance.run import (
     arguments_untouched,
     evaluation_without_side_effects,
     frozen_backbone,
@@ -29,16 +29,16 @@ from fedprompt.harness.conformance._run import (
     resume,
     same_seed_same_bits,
 )
-from fedprompt.harness.conformance._server import (
+from fedprompt.harness.conformance.server import (
     identical_uploads,
     names_and_shapes,
     payload,
     server_uses_only_uploads,
     zero_epochs,
 )
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.toy import toy_federation
-from fedprompt.methods._contract import Method
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.core.errors import UserError
+from fedprompt.methods import Method
 
 __all__ = ["PROPERTIES", "ConformanceError", "Property", "Result", "check_method", "check_property"]
 

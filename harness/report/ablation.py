@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pandas as pd
 from scipy import stats
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, ranked
 from fedprompt.harness.report.tables import result, row_titles, signed, slug
-from fedprompt.harness.suite import Suite
 
 CONFIDENCE = 0.95
 NOTES = (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedprompt.harness.cell import Cell
-from fedprompt.harness.mlflow_store import find_runs
-from fedprompt.harness.runs import FAILED, run_folder
-from fedprompt.harness.suite import Suite
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import FAILED, run_folder
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.tracking.store import find_runs
 
 METRICS = {
     "average": "Average",

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.ablation import Paired, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Document, Grid, Section
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
-from fedprompt.harness.suite import Suite
 
 if TYPE_CHECKING:
-    from fedprompt.harness.report.figures import Figure
+    from fedprompt.harness.report.figures.write import Figure
 
 Differences = Mapping[tuple[int, str], Paired]
 PUBLISHED = "Beside the published values"

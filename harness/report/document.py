@@ -6,7 +6,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from fedprompt.harness.report.figures import Figure
+    from fedprompt.harness.report.figures.write import Figure
 
 MISSING = "–"
 FAILED = "failed"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
-from fedprompt.harness.suite import Setting, Suite
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedprompt.datasets import parse_partition
+from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
 from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
 from fedprompt.harness.report.tables import result, row_titles, signed, slug
-from fedprompt.harness.suite import Setting, Suite
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedprompt.harness.metrics import with_accuracy
-from fedprompt.harness.mlflow_store import find_runs, first_line, public
-from fedprompt.harness.suite import Planned, Setting
+from fedprompt.harness.cells.suite import Planned, Setting
+from fedprompt.harness.federation.metrics import with_accuracy
+from fedprompt.harness.tracking.store import find_runs, first_line, public
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

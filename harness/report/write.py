@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from fedprompt.harness.report import html, latex, markdown, terminal
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise
-from fedprompt.harness.report.figures import write_figures
+from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.records import load_records, load_rounds
-from fedprompt.harness.runs import write_atomic
-from fedprompt.harness.suite import Suite
+from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
 FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "metric"]
 
@@ -41,7 +41,7 @@ def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
     """What was tried before the tuned values were chosen; Optuna, which this imports, takes its time."""
     if not suite.tuned:
         return None
-    from fedprompt.harness.tuning import tuning_frame
+    from fedprompt.harness.tuning.search import tuning_frame
 
     return tuning_frame(uri, suite)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedprompt.datasets._download import Download, fetch, unpack
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 BODY = bytes(range(256)) * 4000
 MD5 = hashlib.md5(BODY).hexdigest()

@@ -15,7 +15,7 @@ from fedprompt.datasets._images import read_image
 from fedprompt.datasets._layouts import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, PACS_DOMAINS, user_folder
 from fedprompt.datasets._listing import Listing, MissingDataError
 from fedprompt.datasets._sources import SOURCES
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 def paint(path: Path, label: int, domain: int = 0, test: bool = False) -> None:

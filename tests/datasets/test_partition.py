@@ -8,7 +8,7 @@ import pytest
 
 from fedprompt.datasets import Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 def partition(text: str, seed: int = 0, val_fraction: float = 0.0, **sizes: int) -> Partition:

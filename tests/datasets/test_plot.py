@@ -5,7 +5,7 @@ from PIL import Image
 
 from fedprompt.datasets import make_partition, parse_partition, plot_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fedprompt.datasets import load_dataset, prepare
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 
 def noise(path: Path, seed: int) -> None:

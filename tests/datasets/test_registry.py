@@ -22,7 +22,7 @@ from fedprompt.datasets import (
 from fedprompt.datasets import _registry as registry
 from fedprompt.datasets._sources import SOURCES
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 seeds = st.integers(0, 2**32)
 few = settings(max_examples=40, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 
 from fedprompt.datasets._store import ARRAYS, new_store, open_store, write_images, write_store
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.core.errors import UserError
 
 FullDisk = Callable[[int], AbstractContextManager[None]]
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedprompt.datasets import Dataset
-from fedprompt.harness import cell as cell_module
-from fedprompt.harness import run as run_module
-from fedprompt.harness.cell import Cell, make_cell
-from fedprompt.harness.rng import numpy_rng
-from fedprompt.harness.toy import toy_dataset
-from fedprompt.harness.weights import BackboneSpec
+from fedprompt.harness.cells import cell as cell_module
+from fedprompt.harness.cells import run as run_module
+from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.conformance.toy import toy_dataset
+from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.harness.model.weights import BackboneSpec
 
 MICRO = BackboneSpec("micro-vit", "random", 16)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from fedprompt.harness.conformance import check_method
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.methods import load_plugin, registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"

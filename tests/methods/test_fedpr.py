@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.methods import Method
 from fedprompt.methods.fedpr import FedPRDeep, FedPRShallow, project, removed_directions
 from fedprompt.methods.fedvpt import FedVPT

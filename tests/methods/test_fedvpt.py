@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.federation import Federation
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.rounds import Federation
 from fedprompt.methods import Method
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep

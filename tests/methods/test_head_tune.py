@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedprompt.harness.federation import FederationState
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation.rounds import FederationState
 from fedprompt.methods import Method
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep

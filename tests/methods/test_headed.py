@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedprompt.harness.batch import Batch
+from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._headed import cross_entropy, head_init, linear, prompt_init
 
 

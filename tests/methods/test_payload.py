@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 
-from fedprompt.harness.backbone import FrozenViT
-from fedprompt.harness.fields import build
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.methods import State, Task, registry
 
 

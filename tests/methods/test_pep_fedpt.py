@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedprompt.harness.batch import Batch
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.toy import toy_backbone, toy_federation
-from fedprompt.methods._contract import State, Task
+from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import State, Task
 from fedprompt.methods.pep_fedpt import PEPFedPT, PEPParams, updated
 
 ALL = (0, 1, 2, 3)

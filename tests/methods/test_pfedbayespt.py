@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, probabilities
+from support.bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, probabilities
 from torch import Tensor
 
-from fedprompt.harness.backbone import insert
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.evaluation import adapt
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.evaluation import adapt
+from fedprompt.harness.model.backbone import insert
 from fedprompt.methods._instance_prompts import draw
 from fedprompt.methods._semi_implicit import Gaussian
 from fedprompt.methods.pfedbayespt_d import PFedBayesPTD

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from bayes_toy import FULL, MC, G, batch_of, build, loss_of
+from support.bayes_toy import FULL, MC, G, batch_of, build, loss_of
 from torch import Tensor
 
-from fedprompt.harness.toy import toy_federation
+from fedprompt.harness.conformance.toy import toy_federation
 
 # -- the objective ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedprompt.harness.perf import workloads
+from fedprompt.harness.planning.speed import workloads
 
 
 def cases() -> Iterator[Any]:

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import new_store
+from support.run_folders import new_store
 
 from fedprompt.harness.report import write
 

@@ -4,11 +4,11 @@ import math
 
 import pandas as pd
 import pytest
-from report_suites import a_setting, a_suite, records_frame, results_frame
+from support.report_suites import a_setting, a_suite, records_frame, results_frame
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.ablation import ablation, paired_differences, t_interval, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.suite import Suite
 
 T2 = 4.302653  # 97.5 % point of Student's t with two degrees of freedom
 D, FULL = "pfedbayespt-d", "pfedbayespt"

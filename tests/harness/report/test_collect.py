@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_suites import a_setting, a_suite, every_kind, results_frame, run_all
-from run_folders import done_folder
+from support.report_suites import a_setting, a_suite, every_kind, results_frame, run_all
+from support.run_folders import done_folder
 
-from fedprompt.harness.errors import UserError
+from fedprompt.harness.cells.folder import note_failure, run_folder
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report.collect import collect, load_results, short_commit, summarise_seeds
-from fedprompt.harness.runs import note_failure, run_folder
-from fedprompt.harness.tracking import Tracker, sync
+from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
 def test_a_row_a_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:

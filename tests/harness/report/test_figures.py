@@ -8,23 +8,23 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from PIL import Image
-from report_suites import a_setting, a_suite, every_kind, results_frame, rows, run_all
-from run_folders import BACKBONE
+from support.report_suites import a_setting, a_suite, every_kind, results_frame, rows, run_all
+from support.run_folders import BACKBONE
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
-from fedprompt.harness.cost import cost, meta_method
-from fedprompt.harness.errors import UserError
-from fedprompt.harness.report import figures_cost
+from fedprompt.harness.cells.suite import Row, Suite
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.weights import load_backbone
+from fedprompt.harness.planning.cost import cost, meta_method
 from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.figures import write_figures
-from fedprompt.harness.report.figures_clients import client_accuracies, figures_partition, figures_spread
-from fedprompt.harness.report.figures_cost import bytes_label, bytes_sent, compute, image_flops, whole_tables
-from fedprompt.harness.report.figures_curves import figures_rounds, figures_vsweep, published_point, sweep
-from fedprompt.harness.report.figures_tuning import figures_tuning
+from fedprompt.harness.report.figures import cost as figures_cost
+from fedprompt.harness.report.figures.clients import client_accuracies, figures_partition, figures_spread
+from fedprompt.harness.report.figures.cost import bytes_label, bytes_sent, compute, image_flops, whole_tables
+from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_point, sweep
+from fedprompt.harness.report.figures.style import Picture, looks
+from fedprompt.harness.report.figures.tuning import figures_tuning
+from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.records import load_records, load_rounds
-from fedprompt.harness.report.style import Picture, looks
-from fedprompt.harness.suite import Row, Suite
-from fedprompt.harness.weights import load_backbone
 from fedprompt.methods import registry
 
 TWO = (0, 1)

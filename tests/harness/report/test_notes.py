@@ -1,11 +1,11 @@
 import dataclasses
 
 import pytest
-from report_suites import a_setting, a_suite, every_kind, results_frame
-from run_folders import BACKBONE
+from support.report_suites import a_setting, a_suite, every_kind, results_frame
+from support.run_folders import BACKBONE
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.notes import LISTED, alerts, facts, provenance, reading, tuned_section
-from fedprompt.harness.suite import Suite
 
 TRAINED = dataclasses.replace(BACKBONE, weights="sha256:0123")
 

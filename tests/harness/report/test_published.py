@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_suites import a_setting, a_suite, results_frame, rows
+from support.report_suites import a_setting, a_suite, results_frame, rows
 
+from fedprompt.harness.cells.suite import Row, Setting, Suite, load_suite
+from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Grid
 from fedprompt.harness.report.published import CAUTION, differences, load_published, published_grids, with_published
-from fedprompt.harness.suite import Row, Setting, Suite, load_suite
-from fedprompt.harness.weights import BackboneSpec
 
 VIT = BackboneSpec("vit_base_patch16_224.orig_in21k", "hub", 224)
 

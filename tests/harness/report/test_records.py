@@ -2,13 +2,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_suites import a_setting, a_suite, every_kind, run_all
-from run_folders import BACKBONE, done_folder
+from support.report_suites import a_setting, a_suite, every_kind, run_all
+from support.run_folders import BACKBONE, done_folder
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.records import load_records, load_rounds
-from fedprompt.harness.suite import Suite
-from fedprompt.harness.tracking import Tracker, sync
+from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
 def test_a_row_a_client_and_round_with_its_place(tmp_path: Path, uri: str) -> None:

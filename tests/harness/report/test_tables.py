@@ -1,11 +1,11 @@
 import pandas as pd
 import pytest
-from report_suites import a_setting, a_suite, every_kind, results_frame
+from support.report_suites import a_setting, a_suite, every_kind, results_frame
 
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Entry, Grid
 from fedprompt.harness.report.tables import heterogeneity, result, signed, slug, tables_of, unique, unseen, vsweep
-from fedprompt.harness.suite import Suite
 
 
 def number(**change: object) -> pd.Series:

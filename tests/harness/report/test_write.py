@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_suites import a_suite, every_kind, report, row_of, run_all
-from run_folders import done_folder
+from support.report_suites import a_suite, every_kind, report, row_of, run_all
+from support.run_folders import done_folder
 
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise
 from fedprompt.harness.report.records import load_records
-from fedprompt.harness.tracking import Tracker, sync
+from fedprompt.harness.tracking.tracker import Tracker, sync
 from fedprompt.methods import registry
 
 

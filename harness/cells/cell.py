@@ -1,0 +1,94 @@
+"""A cell: one line of work, described completely. Its hash names its run folder."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import fedprompt.methods
+from fedprompt.datasets import dataset_names, parse_partition
+from fedprompt.harness.core.errors import UserError, unknown
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.methods import Method, registry
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Everything a result depends on but the data themselves, whose checksum the run records."""
+
+    method: str
+    params: dict[str, Any]  # every parameter of the method, defaults filled in
+    dataset: str
+    partition: str  # canonical
+    backbone: BackboneSpec
+    protocol: Protocol
+    seed: int
+    code: str  # the suite's version; for a method from outside also the hash of its file
+
+    def to_json(self) -> str:
+        """Canonical text: equal cells give equal text."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=1)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """How progress bars and logs call it."""
+        return f"{self.method} {self.dataset} {self.partition} seed {self.seed}"
+
+    @property
+    def phase(self) -> str:
+        """`tune` where held-out training data are evaluated, `final` where test data are."""
+        return "tune" if self.protocol.val_fraction else "final"
+
+
+def cell_from_json(text: str) -> Cell:
+    fields = json.loads(text)
+    return Cell(
+        **{**fields, "backbone": BackboneSpec(**fields["backbone"]), "protocol": Protocol(**fields["protocol"])}
+    )
+
+
+def make_cell(
+    method: str,
+    dataset: str,
+    partition: str,
+    backbone: BackboneSpec,
+    seed: int = 0,
+    params: Mapping[str, Any] | None = None,
+    protocol: Mapping[str, Any] | None = None,
+) -> Cell:
+    """Check every name and value that can be checked without the data, and fill in the defaults."""
+    cls = registry().get(method)
+    if seed < 0:
+        raise UserError(f"seed {seed} is negative; seeds are 0, 1, 2, ...")
+    values = dataclasses.asdict(build(cls.Params, params or {}, f"parameters of {method}"))
+    rules = build(Protocol, protocol or {}, "protocol")
+    if dataset not in dataset_names() and not dataset.startswith("folder:"):
+        raise unknown("data set", dataset, [*dataset_names(), "folder:PATH"])
+    return Cell(method, values, dataset, str(parse_partition(partition)), backbone, rules, seed, _code(cls))
+
+
+def _code(method: type[Method]) -> str:
+    """A plugin that is being written changes under one name; its cells must not be taken for finished."""
+    suite = _version()
+    file = Path(inspect.getfile(method)).resolve()
+    if file.parent == Path(fedprompt.methods.__path__[0]).resolve():
+        return suite
+    return f"{suite}+{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+
+
+@cache
+def _version() -> str:
+    """Read once: it is a file, and a suite has hundreds of cells."""
+    return version("fedprompt-bench")

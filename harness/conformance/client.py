@@ -1,0 +1,163 @@
+"""Properties of the client half: losses, gradients, predictions, and what surrounds a client in a stack."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.conformance.lab import (
+    ALL,
+    Params,
+    after_rounds,
+    check_logits,
+    cloned,
+    close,
+    double_precision,
+    first_rows,
+    flat,
+    require,
+    same_bits,
+    trained_names,
+)
+from fedprompt.harness.conformance.toy import CLASSES
+from fedprompt.harness.federation.evaluation import adapt, evaluate
+from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.training import train
+from fedprompt.methods import Method, State
+
+# In float64 an operation rounds by 1e-16 and right methods agree to about that; any leak worth the name is far above.
+DOUBLE = 1e-9
+
+
+def logits(method: type[Method], params: Params) -> None:
+    """logits are finite, one a class, before and after training"""
+    federation, state = after_rounds(method, params, 0)
+    require(federation.method.task.num_classes == CLASSES, "the toy has changed its number of classes")
+    check_logits(federation, federation.theta(state, ALL)[1], ALL, "before round 1")
+    federation.step(state)
+    check_logits(federation, federation.theta(state, ALL)[1], ALL, "after round 1")
+
+
+def trainable_tensors_move(method: type[Method], params: Params) -> None:
+    """every tensor with a learning rate gets a gradient and moves"""
+    # Without weight decay only a gradient moves a tensor. Two rounds, because some parts wake up at the second visit.
+    federation, state = after_rounds(method, params, 0, weight_decay=0.0)
+    still = trained_names(federation.method)
+    require(bool(still), "stages() trains nothing")
+    for _ in range(2):
+        _, theta = federation.theta(state, ALL)
+        stages = federation.method.stages(2)
+        after, _ = train(federation.method, theta, stages, federation.data, ALL, federation.protocol, (0, 1))
+        still = {name for name in still if theta[name].numel() and torch.equal(theta[name], after[name])}
+        federation.step(state)
+    require(
+        not still, f"{', '.join(sorted(still))} has a learning rate but never moves: the loss does not depend on it"
+    )
+
+
+def gradient_matches_the_loss(method: type[Method], params: Params) -> None:
+    """autograd's gradient is the derivative of the loss: no term was detached by accident"""
+    # Central differences in float64: rounding gives 1e-16 / step = 1e-11, truncation (step x norm)^2 < 1e-6.
+    step, relative, absolute = 1e-5, 1e-4, 1e-7
+    with double_precision():
+        federation, state = after_rounds(method, params, 1)
+        _, start = federation.theta(state, ALL)
+        stages = federation.method.stages(1)
+        # In the middle of a visit: where it begins, a penalty on the distance to the download is zero in any case.
+        theta, _ = train(federation.method, start, stages, federation.data, ALL, federation.protocol, (0, 2))
+
+        def loss_of(changed: State, stage: str) -> Tensor:
+            batch = first_rows(federation, ALL, [8] * len(ALL), stage, start)
+            return federation.method.loss({**theta, **changed}, batch)
+
+        rng = torch.Generator().manual_seed(0)
+        for stage in stages:
+            for name in stage.rates:
+                if name in method.stop_gradients:
+                    continue
+                along = torch.randn(theta[name].shape, generator=rng)
+                leaf = theta[name].clone().requires_grad_()
+                at = [loss_of({name: theta[name] + h * along}, stage.name) for h in (step, -step)]
+                slope = (at[0] - at[1]) / (2 * step)
+                loss = loss_of({name: leaf}, stage.name)
+                (grad,) = torch.autograd.grad(loss.sum(), [leaf], allow_unused=True)
+                given = torch.zeros_like(slope) if grad is None else (grad * along).flatten(1).sum(1)
+                error = (given - slope).abs()
+                allowed = relative * slope.abs() + absolute * (1 + loss.detach().abs())
+                worst = int((error - allowed).argmax())
+                require(
+                    bool((error <= allowed).all()),
+                    f"{name} in stage {stage.name!r}: along a random direction the loss changes at rate "
+                    f"{float(slope[worst]):.4g}, the gradient says {float(given[worst]):.4g}",
+                )
+
+
+def loss_falls(method: type[Method], params: Params) -> None:
+    """training lowers the loss of the toy"""
+    federation, state = after_rounds(method, params, 0, epochs=2)
+    # Eight rounds, because an objective may change until each of a method's parts has had its turn (groups of SGPT).
+    losses = [federation.step(state).loss for _ in range(8)]
+    # The baselines lose 13 % here; 1 % tells learning from standing still.
+    require(
+        losses[-1] < losses[0] - 0.01 * abs(losses[0]),
+        f"the mean training loss went from {losses[0]:.4f} in round 1 to {losses[-1]:.4f} in round 8",
+    )
+
+
+def stacking(method: type[Method], params: Params) -> None:
+    """clients trained one by one, by threes and all at once agree"""
+    with double_precision():
+        _, alone = after_rounds(method, params, 2, stack=1)
+        for stack in (3, 4):
+            _, stacked = after_rounds(method, params, 2, stack=stack)
+            close(flat(alone), flat(stacked), f"stack={stack} against stack=1", DOUBLE)
+
+
+def padding_and_neighbours(method: type[Method], params: Params) -> None:
+    """a client's loss, gradient and prediction depend on nobody else in the batch"""
+    with double_precision():
+        federation, state = after_rounds(method, params, 1)
+        alone = _seen(federation, state, (3,), (5,))
+        close(alone, _seen(federation, state, (3, 0), (5, 8)), "padded beside a larger client", DOUBLE)
+        close(alone, _seen(federation, state, (1, 3), (0, 5)), "beside a client that has no samples left", DOUBLE)
+        # Equal shapes run through equal kernels, so another neighbour may not change a single bit.
+        one, other = (_seen(federation, state, (3, client), (5, 8)) for client in (0, 2))
+        same_bits(one, other, "with another neighbour of the same size")
+
+
+def _seen(federation: Federation, state: FederationState, clients: Sequence[int], sizes: Sequence[int]) -> State:
+    """Loss, gradients and logits of client 3, whoever is beside it."""
+    method, me = federation.method, clients.index(3)
+    _, theta = federation.theta(state, clients)
+    seen: State = {}
+    for stage in method.stages(1):
+        leaves = {name: theta[name].clone().requires_grad_() for name in stage.rates}
+        loss = method.loss({**theta, **leaves}, first_rows(federation, clients, sizes, stage.name, theta))
+        require(tuple(loss.shape) == (len(clients),), f"the loss is {tuple(loss.shape)}, not one a client")
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        seen[f"loss in stage {stage.name!r}"] = loss[me].detach()
+        for name, grad in zip(leaves, grads, strict=True):
+            if grad is not None:
+                seen[f"gradient of {name} in stage {stage.name!r}"] = grad[me]
+    batch = first_rows(federation, clients, sizes, "evaluate")
+    with torch.no_grad():
+        seen["logits"] = method.predict(theta, batch)[me][batch.mask[me]]
+    return seen
+
+
+def never_seen_client(method: type[Method], params: Params) -> None:
+    """a client that never took part predicts and adapts a copy; only what adaptation() names moves"""
+    federation, state = after_rounds(method, params, 0, weight_decay=0.0)
+    federation.step(state, ALL[:-1])
+    before, new = cloned(flat(state)), ALL[-1:]
+    for newcomers in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
+        _, theta = federation.theta(state, new, newcomers)
+        check_logits(federation, theta, new, "never-seen client")
+        adapted = adapt(federation, state, new, 2, newcomers)
+        moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
+        named = federation.method.adaptation(2).rates.keys() & theta.keys()
+        require(moved <= named, f"{', '.join(sorted(moved - named))} moves, which adaptation() does not name")
+        require(named <= moved, f"{', '.join(sorted(named - moved))} is named by adaptation() but stays as it was")
+        check_logits(federation, adapted, new, "never-seen client after adaptation")
+    evaluate(federation, state, clients=new)
+    same_bits(before, flat(state), "after a never-seen client adapted")

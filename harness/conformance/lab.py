@@ -1,0 +1,157 @@
+"""What the properties are made of: comparisons that name the tensor, and ways to watch a method at work."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
+from fedprompt.harness.core.rng import torch_rng
+from fedprompt.harness.federation.clients import Split
+from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import Method, State
+
+Params = Mapping[str, Any] | None
+
+ALL = tuple(range(len(TRAIN_SIZES)))  # every client of the toy
+HOOKS_WITH_STATES = (
+    *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "predict"),
+    *("download", "newcomer", "upload", "aggregate"),
+)
+
+
+class ConformanceError(AssertionError):
+    """A property does not hold; the message is one line that names the tensor or the number."""
+
+
+def require(holds: bool, reason: str) -> None:
+    if not holds:
+        raise ConformanceError(reason)
+
+
+def cloned(tensors: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def flat(state: FederationState) -> State:
+    """All tensors of a federation under one level of names; the tensors themselves, not copies."""
+    named = {f"server {name}": tensor for name, tensor in state.server.items()}
+    for kind, clients in (("personal", state.personal), ("local", state.local)):
+        for client, own in sorted(clients.items()):
+            named |= {f"{kind} {name} of client {client}": tensor for name, tensor in own.items()}
+    return named
+
+
+def same_layout(expected: State, found: State, when: str) -> None:
+    odd = sorted(expected.keys() ^ found.keys())
+    require(not odd, f"{when}: {', '.join(odd)} appears or vanishes")
+    for name, tensor in expected.items():
+        a, b = (tensor.shape, tensor.dtype), (found[name].shape, found[name].dtype)
+        require(a == b, f"{when}: {name} was {_layout(*a)} and is {_layout(*b)}")
+
+
+def same_bits(expected: State, found: State, when: str) -> None:
+    same_layout(expected, found, when)
+    for name, tensor in expected.items():
+        if not torch.equal(tensor, found[name]):
+            raise ConformanceError(f"{when}: {name} differs by up to {gap(tensor, found[name]):.2g}")
+
+
+def close(expected: State, found: State, when: str, tolerance: float) -> None:
+    """``tolerance`` is relative to the larger of 1 and the tensor's largest entry."""
+    same_layout(expected, found, when)
+    for name, tensor in expected.items():
+        if tensor.numel():
+            allowed = tolerance * max(1.0, float(tensor.abs().max()))
+            difference = gap(tensor, found[name])
+            require(difference <= allowed, f"{when}: {name} differs by up to {difference:.2g}, allowed {allowed:.2g}")
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    return float((a.detach().double() - b.detach().double()).abs().max())
+
+
+def _layout(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def after_rounds(
+    method: type[Method], params: Params, rounds: int, **protocol: Any
+) -> tuple[Federation, FederationState]:
+    """The toy after ``rounds`` of one epoch in which every client took part."""
+    federation = toy_federation(method, params, **{"participation": 1.0, "epochs": 1, **protocol})
+    state = federation.start()
+    for _ in range(rounds):
+        federation.step(state)
+    return federation, state
+
+
+def watch(method: Method, hook: str, see: Callable[[tuple[Any, ...], Any], None]) -> None:
+    """Call ``see`` with the arguments and the result of every later call of a hook of this instance."""
+    original = getattr(method, hook)
+
+    def watched(*args: Any) -> Any:
+        result = original(*args)
+        see(args, result)
+        return result
+
+    setattr(method, hook, watched)
+
+
+def trained_names(method: Method) -> set[str]:
+    return {name for stage in method.stages(1) for name in stage.rates}
+
+
+def first_rows(
+    federation: Federation, clients: Sequence[int], sizes: Sequence[int], stage: str, start: State | None = None
+) -> Batch:
+    """The first ``sizes`` samples of ``clients``, with noise that is the same at every call.
+
+    ``start`` is what the clients held when the visit began, in training.
+    """
+    rngs = [torch_rng(federation.seed, "noise", "conformance", client) for client in clients]
+    split: Split = "test" if stage == "evaluate" else "train"
+    positions = [
+        torch.arange(min(size, federation.data.size(c, split))) for c, size in zip(clients, sizes, strict=True)
+    ]
+    batch = federation.data.batch(clients, split, positions, rngs, stage)
+    if start is None:
+        return batch
+    return dataclasses.replace(batch, start={**start, **federation.method.begin_visit(start, 2)})
+
+
+def check_logits(federation: Federation, theta: State, clients: Sequence[int], who: str) -> None:
+    """Scores are finite and there is one for every class."""
+    batch = first_rows(federation, clients, [8] * len(clients), "evaluate")
+    with torch.no_grad():
+        scores = federation.method.predict(theta, batch)
+    expected = (*batch.mask.shape, federation.method.task.num_classes)
+    require(tuple(scores.shape) == expected, f"{who}: logits are {tuple(scores.shape)}, not (K, B, C) = {expected}")
+    bad = int((~torch.isfinite(scores[batch.mask])).sum())
+    require(bad == 0, f"{who}: {bad} of {scores[batch.mask].numel()} logits are not finite")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of the toy are too small to share out: more threads than idle cores make it many times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Draws and constants made inside are float64, so that what remains of a difference is a fault, not rounding."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,152 @@
+"""Properties of the server half: what travels, and what the server makes of it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.conformance.lab import (
+    ALL,
+    Params,
+    after_rounds,
+    cloned,
+    close,
+    flat,
+    require,
+    same_bits,
+    same_layout,
+    trained_names,
+    watch,
+)
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.methods import Method, State
+
+# A float32 mean of equal numbers, or a mix of two equal numbers, rounds once or twice: 6e-8 each.
+SINGLE = 1e-6
+
+
+def names_and_shapes(method: type[Method], params: Params) -> None:
+    """rates name tensors that exist; states keep their names, shapes and types; stacks have one entry a client"""
+    federation, state = after_rounds(method, params, 0)
+    server, own = cloned(state.server), cloned(federation.personal(state, 0))
+    received, theta = federation.theta(state, ALL)
+    _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
+    visits = [(stage, theta) for stage in federation.method.stages(1)]
+    for stage, held in (*visits, (federation.method.adaptation(1), {**theta, **newcomer})):
+        missing = sorted(stage.rates.keys() - held.keys())
+        have = ", ".join(sorted(held))
+        require(not missing, f"stage {stage.name!r} trains {', '.join(missing)}, but a client holds {have}")
+    closing = federation.method.end_visit(theta, federation.data.ordered(ALL, "train", 8))
+    sent = federation.method.upload({**theta, **closing}, received)
+    for what, payload in (("download", received), ("upload", sent)):
+        for name, tensor in payload.items():
+            require(tensor.dim() > 0 and len(tensor) == len(ALL), f"{what} {name} has no leading axis of clients")
+    for _ in range(2):
+        federation.step(state)
+    same_layout(server, state.server, "the server's state after two rounds")
+    same_layout(own, state.personal[0], "the personal state after two rounds")
+    tracked = sorted(name for name, tensor in flat(state).items() if tensor.requires_grad)
+    require(not tracked, f"{', '.join(tracked)} still carries autograd's history; detach it")
+
+
+def payload(method: type[Method], params: Params) -> None:
+    """measured floats equal payload(); nothing personal is uploaded, under its own or another name"""
+    federation, state = after_rounds(method, params, 0)
+    visits: list[tuple[State, State, State]] = []
+    watch(federation.method, "upload", lambda args, sent: visits.append((*args, sent)))
+    for _ in range(2):
+        log = federation.step(state)
+        measured = (log.floats_down / len(ALL), log.floats_up / len(ALL))
+        declared = federation.method.payload()
+        require(
+            measured == declared,
+            f"round {log.round}: a client downloads {measured[0]:g} and uploads {measured[1]:g} floats, "
+            f"payload() says {declared[0]} and {declared[1]}",
+        )
+    own_names = set(federation.personal(state, 0)) | set(federation.method.init_personal(torch.Generator(), 0))
+    for theta, received, sent in visits:
+        leaked = sorted(own_names & (sent.keys() | received.keys()))
+        require(not leaked, f"personal {', '.join(leaked)} is in the payload")
+        for name, tensor in sent.items():
+            twins = [own for own in own_names if own in theta and _holds(tensor, theta[own])]
+            require(not twins, f"upload {name} is personal {', '.join(twins)} under another name")
+
+
+def _holds(sent: Tensor, own: Tensor) -> bool:
+    """Whether the numbers of a personal tensor travel; constants (a bias of zeros) prove nothing."""
+    same = sent.numel() == own.numel() and torch.equal(sent.flatten(), own.flatten().to(sent.dtype))
+    return same and own.numel() > len(own) and own.unique().numel() > 1
+
+
+def server_uses_only_uploads(method: type[Method], params: Params) -> None:
+    """the server's next state is a function of its state and of the uploads; a new server computes the same"""
+    federation, state = after_rounds(method, params, 0, stack=1)
+    calls = _aggregations(federation)
+    for _ in range(2):
+        federation.step(state)
+    for round_, (server, uploads, weights, clients, result) in enumerate(calls, 1):
+        fresh = toy_federation(method, params).method
+        same_bits(result, fresh.aggregate(server, uploads, weights, clients), f"round {round_} aggregated afresh")
+
+
+def identical_uploads(method: type[Method], params: Params) -> None:
+    """equal uploads aggregate to themselves, whatever their number and weights"""
+    federation, state = after_rounds(method, params, 0)
+    calls = _aggregations(federation)
+    for _ in range(2):
+        federation.step(state)
+    server, uploads, _, _, _ = calls[-1]
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+
+    def aggregate(copies: int) -> State:
+        same = {name: stack[:1].expand(copies, *stack.shape[1:]).clone() for name, stack in uploads.items()}
+        share = weights[:copies] / weights[:copies].sum()
+        return federation.method.aggregate(cloned(server), same, share, [0] * copies)
+
+    once, thrice = aggregate(1), aggregate(3)
+    # Counters and other statistics that do not train may add up; everything else is a mean.
+    trained = trained_names(federation.method)
+    counted = uploads.keys() - trained
+    means = [{k: v for k, v in result.items() if k not in counted} for result in (once, thrice)]
+    close(means[0], means[1], "three equal uploads", SINGLE)
+    for name in uploads.keys() & server.keys() & trained:
+        old, new = server[name], uploads[name][0]
+        slack = SINGLE * max(1.0, float(new.abs().max()) if new.numel() else 1.0)
+        outside = (once[name] < torch.minimum(old, new) - slack) | (once[name] > torch.maximum(old, new) + slack)
+        count = int(outside.sum())
+        require(
+            count == 0, f"{count} of {new.numel()} entries of {name} leave the range of the server's and the uploads'"
+        )
+
+
+def zero_epochs(method: type[Method], params: Params) -> None:
+    """a round without local epochs changes nothing that trains"""
+    federation, state = after_rounds(method, params, 1)
+    before, own = _trainable(federation, state), cloned(flat(FederationState(0, {}, state.personal)))
+    federation.protocol = dataclasses.replace(federation.protocol, epochs=0)
+    federation.step(state)
+    same_bits(own, flat(FederationState(0, {}, state.personal)), "after a round of zero epochs")
+    close(before, _trainable(federation, state), "after a round of zero epochs", SINGLE)
+
+
+def _trainable(federation: Federation, state: FederationState) -> State:
+    names = trained_names(federation.method)
+    return {name: tensor for name, tensor in federation.theta(state, ALL)[1].items() if name in names}
+
+
+def _aggregations(federation: Federation) -> list[tuple[State, State, Tensor, Sequence[int], State]]:
+    """Copies of the arguments and the result of every aggregation from now on."""
+    calls: list[tuple[State, State, Tensor, Sequence[int], State]] = []
+    aggregate = federation.method.aggregate
+
+    def recorded(server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
+        given: tuple[Any, ...] = (cloned(server), cloned(uploads), weights.clone(), list(clients))
+        result = aggregate(server, uploads, weights, clients)
+        calls.append((*given, cloned(result)))
+        return result
+
+    federation.method.aggregate = recorded  # type: ignore[method-assign]
+    return calls

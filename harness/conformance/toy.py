@@ -1,0 +1,79 @@
+"""A federation small enough to run in milliseconds: what `fedprompt check` and the tests put methods through."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from fedprompt.datasets import Dataset, Partition
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.core.rng import derive, numpy_rng
+from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.harness.model.features import frozen_features
+from fedprompt.methods import Method, Task
+
+CLASSES, SIZE = 4, 16
+TRAIN_SIZES = (13, 8, 21, 5)  # ragged on purpose: one, two and three batches of eight, full and partial
+PROTOCOL = Protocol(rounds=3, epochs=2, batch_size=8, participation=0.5, last=2, eval_every=1)
+
+
+def toy_backbone() -> FrozenViT:
+    """Width 32, three blocks, two heads, a 4 x 4 grid; weights from a fixed key."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(0, "init", "toy"))
+        vit = VisionTransformer(img_size=SIZE, patch_size=4, embed_dim=32, depth=3, num_heads=2, num_classes=0)
+    return FrozenViT(vit, "toy", "random", (0.5,) * 3, (0.5,) * 3)
+
+
+@cache
+def toy_dataset() -> Dataset:
+    """Four classes told apart by where the picture is bright and by its colour, under noise."""
+    per_class = 25
+    rng = numpy_rng(0, "data", "toy")
+    labels = np.repeat(np.arange(CLASSES), per_class)
+    images = rng.integers(0, 90, (len(labels), 3, SIZE, SIZE))
+    half = SIZE // 2
+    for row, label in enumerate(labels):
+        y, x = divmod(int(label), 2)
+        images[row, label % 3, y * half : (y + 1) * half, x * half : (x + 1) * half] += 150
+    is_test = np.arange(len(labels)) % 5 == 0
+    names = tuple("abcd")
+    return Dataset("toy", images.astype(np.uint8), labels, np.zeros_like(labels), is_test, names, ("toy",), "toy")
+
+
+@cache
+def toy_partition() -> Partition:
+    """Four clients of different sizes; each has every class it is tested on in training."""
+    data, rng = toy_dataset(), numpy_rng(0, "partition", "toy")
+    train, test = (rng.permutation(np.flatnonzero(data.is_test == flag)) for flag in (False, True))
+    cuts = np.cumsum(TRAIN_SIZES)
+    return Partition(
+        tuple(np.sort(part) for part in np.split(train, cuts)[:-1]),
+        tuple(np.sort(part) for part in np.split(test, [4, 9, 16])),
+        tuple(np.empty(0, np.int64) for _ in TRAIN_SIZES),
+    )
+
+
+def toy_federation(
+    method: type[Method],
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    backbone: FrozenViT | None = None,
+    partition: Partition | None = None,
+    **protocol: Any,
+) -> Federation:
+    """``method`` on the toy; keywords replace fields of its protocol."""
+    vit, dataset, split = backbone or toy_backbone(), toy_dataset(), partition or toy_partition()
+    chosen: Any = build(method.Params, params or {}, method.name)
+    wanted = "features" in method.needs
+    features = frozen_features(vit, dataset, method.feature_depth(chosen)) if wanted else None
+    data = ClientData(dataset, split, method.needs, features)
+    task = Task(dataset.class_names, data.counts(dataset.num_classes))
+    return Federation(method(chosen, vit, task), data, dataclasses.replace(PROTOCOL, **protocol), seed)

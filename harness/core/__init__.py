@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, options, random numbers, progress bars, files. Imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""A federation of clients: their data, local training, rounds, evaluation and metrics."""

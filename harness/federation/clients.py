@@ -1,0 +1,86 @@
+"""The clients' data: who holds which images, and how they become batches."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprompt.datasets import Dataset, Partition
+from fedprompt.harness.model.batch import Batch
+
+Split = Literal["train", "test", "val"]
+
+
+class ClientData:
+    """Images stay where the data set keeps them (often a memory map); a batch copies only its own rows."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        needs: frozenset[str],
+        features: Tensor | None = None,  # (images of the data set, d) where the method needs them
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._images = dataset.images if "images" in needs else None
+        self._labels = torch.from_numpy(np.array(dataset.labels))
+        self._features = features if "features" in needs else None
+        self._rows = {
+            split: [torch.from_numpy(np.array(r)) for r in getattr(partition, split)]
+            for split in ("train", "test", "val")
+        }
+        self.num_clients = len(partition.train)
+        self.device = device
+
+    def size(self, client: int, split: Split = "train") -> int:
+        return len(self._rows[split][client])
+
+    def counts(self, classes: int) -> Tensor:
+        """Training labels of each client, counted, (clients, classes)."""
+        return torch.stack([torch.bincount(self._labels[rows], minlength=classes) for rows in self._rows["train"]])
+
+    def batch(
+        self,
+        clients: Sequence[int],
+        split: Split,
+        positions: Sequence[Tensor],
+        rngs: Sequence[torch.Generator],
+        stage: str = "train",
+    ) -> Batch:
+        """``positions[i]`` are places in the list of client ``clients[i]``; lists may differ in length."""
+        rows = [self._rows[split][client][where] for client, where in zip(clients, positions, strict=True)]
+        index = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        sizes = tuple(len(r) for r in rows)
+        mask = torch.arange(index.shape[1]) < torch.tensor(sizes)[:, None]
+        packed = torch.cat(rows)
+        images = features = torch.empty(0)  # what a method does not need is not there
+        if self._images is not None:
+            images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
+        if self._features is not None:
+            features = (self._features[index] * mask[..., None]).to(self.device)
+        labels = (self._labels[index] * mask).to(self.device)
+        return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage)
+
+    def epoch(
+        self,
+        clients: Sequence[int],
+        batch_size: int,
+        orders: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
+        stage: str,
+    ) -> Iterator[Batch]:
+        """One pass of every client over its training data in its own order; smaller clients finish earlier."""
+        shuffled = [torch.randperm(self.size(c), generator=order) for c, order in zip(clients, orders, strict=True)]
+        for start in range(0, max(map(len, shuffled)), batch_size):
+            yield self.batch(clients, "train", [s[start : start + batch_size] for s in shuffled], rngs, stage)
+
+    def ordered(
+        self, clients: Sequence[int], split: Split, batch_size: int, rngs: Sequence[torch.Generator] = ()
+    ) -> Iterator[Batch]:
+        """One pass in the stored order, for evaluation and statistics."""
+        sizes = [self.size(client, split) for client in clients]
+        for start in range(0, max(sizes), batch_size):
+            places = [torch.arange(start, max(start, min(start + batch_size, size))) for size in sizes]
+            yield self.batch(clients, split, places, rngs, "evaluate")

@@ -1,0 +1,51 @@
+"""How a federation is run and measured: the same for every method of a table."""
+
+from dataclasses import dataclass
+
+from fedprompt.harness.core.fields import option
+
+
+@dataclass(frozen=True)
+class Protocol:
+    rounds: int = option(100, "communication rounds R", low=1, paper="100")
+    epochs: int = option(5, "local epochs E of a visit", low=0, paper="5")
+    batch_size: int = option(64, "images in a local step; the last partial batch is kept", low=1)
+    participation: float = option(1.0, "share of the clients selected each round", low=0, high=1, paper="1 / 0.05")
+    momentum: float = option(0.9, "SGD momentum; its buffer lives for one visit", low=0, high=1)
+    weight_decay: float = option(1e-5, "SGD weight decay, on everything that trains", low=0)
+    agg_weights: str = option("samples", "weights of the server's mean", choices=("samples", "uniform"))
+    never_sampled: str = option(
+        "finetune",
+        "clients that never took part: adapt a copy, leave out of the averages, or evaluate as they are",
+        choices=("finetune", "exclude", "as_is"),
+    )
+    eval_ft_epochs: int = option(0, "epochs every client adapts a copy before each evaluation", low=0)
+    eval_point: str = option(
+        "post_agg",
+        "evaluate with the new server state, or with what the client last trained",
+        choices=("post_agg", "post_local"),
+    )
+    mask_local_classes: bool = option(False, "restrict predictions to the classes of the client's training data")
+    last: int = option(10, "reported values are means over this many last rounds (or all, if fewer)", low=1, paper="10")
+    eval_every: int = option(10, "earlier rounds are evaluated on this grid, for the curves", low=1)
+    val_fraction: float = option(
+        0.0,
+        "share of each client's training data held out; if > 0, it is evaluated instead of the test data",
+        low=0,
+        high=0.9,
+    )
+    sweep: bool = option(
+        False, "in reported rounds also count what other numbers of random draws predict, where a method averages some"
+    )
+    stack: int = option(0, "clients trained in one pass; 0 chooses by the memory a step needs", low=0)
+
+    def evaluated(self, round_: int) -> bool:
+        """Rounds count from 1. The last ones are reported; the grid shows the way there."""
+        return self.reported(round_) or round_ % self.eval_every == 0
+
+    def reported(self, round_: int) -> bool:
+        """Whether the round is one of those whose mean is reported."""
+        return round_ > self.rounds - self.last
+
+    def swept(self, round_: int) -> bool:
+        return self.sweep and self.reported(round_)

@@ -1,0 +1,80 @@
+"""Local training of several clients at once: their tensors are stacked, their gradients are not mixed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.core.rng import Purpose, torch_rng
+from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.methods import Method, Stage, State
+
+
+def stack_states(states: Sequence[State]) -> State:
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def unstack_state(stacked: State, position: int) -> State:
+    """One client's tensors, copied: nothing of a client is a view of its neighbours'."""
+    return {name: tensor[position].clone() for name, tensor in stacked.items()}
+
+
+def train(
+    method: Method,
+    theta: State,
+    stages: Sequence[Stage],
+    data: ClientData,
+    clients: Sequence[int],
+    protocol: Protocol,
+    key: tuple[int, int],  # (seed, round)
+    purpose: Purpose = "batches",
+) -> tuple[State, Tensor]:
+    """A visit of ``clients``: SGD through the stages; returns theta and each client's mean loss over its steps.
+
+    The loss of client k depends on slice k alone, so the gradient of the sum is every client's own gradient. The
+    optimiser's state lives for one stage. A client that has no batch left in an epoch is not touched: neither
+    momentum nor weight decay moves it.
+    """
+    seed, round_ = key
+    orders = [torch_rng(seed, purpose, round_, client) for client in clients]
+    rngs = [torch_rng(seed, "noise", purpose, round_, client) for client in clients]
+    start, theta = {**theta, **method.begin_visit(theta, round_)}, dict(theta)
+    losses, steps = torch.zeros(2, len(clients), device=data.device)
+    for stage in stages:
+        momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}
+        for _ in range(stage.epochs if stage.rates else 0):
+            for plain in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name):
+                batch = replace(plain, start=start)
+                leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
+                loss = method.loss({**theta, **leaves}, batch)
+                grads: Sequence[Tensor | None] = torch.autograd.grad(
+                    loss.sum(), list(leaves.values()), allow_unused=True
+                )
+                theta |= method.observe(theta, batch)  # before anything moves
+                grads = clipped(grads, method.clip_norm())
+                active = batch.mask.any(1)
+                for (name, rate), grad in zip(stage.rates.items(), grads, strict=True):
+                    value = leaves[name].detach()
+                    slope = protocol.weight_decay * value + (0 if grad is None else grad)
+                    momentum = protocol.momentum * momenta[name] + slope
+                    moved = value + method.project_step(name, -rate * momentum, start)
+                    theta[name], momenta[name] = _where(active, moved, value), _where(active, momentum, momenta[name])
+                losses += torch.where(active, loss.detach(), 0)
+                steps += active
+        theta |= method.end_stage(stage, theta)
+    return theta, losses / steps.clamp(min=1)
+
+
+def clipped(grads: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:
+    """Gradients of clients whose own norm, over all tensors together, exceeds ``limit``, shortened to it."""
+    present = [grad.flatten(1).square().sum(1) for grad in grads if grad is not None]
+    if limit is None or not present:
+        return grads
+    factor = (limit / torch.stack(present).sum(0).sqrt().clamp(min=1e-30)).clamp(max=1)
+    return [None if grad is None else grad * factor.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
+
+
+def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)

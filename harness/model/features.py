@@ -1,0 +1,68 @@
+"""Frozen features: without augmentation they are a function of the image, so each is computed once and kept."""
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprompt.datasets import Dataset
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.progress import track
+from fedprompt.harness.model.backbone import FrozenViT
+
+CHUNK = 256
+
+
+@torch.no_grad()
+def frozen_features(
+    backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
+) -> Tensor:
+    """CLS features without prompts after ``depth`` blocks (all by default), (images, d), on the CPU.
+
+    Only those of ``rows`` are computed (all by default); the others are zero.
+    """
+    if depth is not None and not 1 <= depth <= backbone.depth:
+        raise UserError(
+            f"features after {depth} blocks: backbone {backbone.name!r} has {backbone.depth}; use at most that many."
+        )
+    wanted = np.arange(len(dataset.images)) if rows is None else rows
+    features = torch.zeros(len(dataset.images), backbone.width)
+    for start in track(range(0, len(wanted), CHUNK), f"features of {dataset.name}"):
+        chunk = wanted[start : start + CHUNK]
+        features[chunk] = backbone.cls(torch.from_numpy(np.array(dataset.images[chunk])), stop=depth).cpu()
+    return features
+
+
+def cached_features(
+    backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
+) -> Tensor:
+    """The same from disk where a run with these weights and these images has left them."""
+    if rows is not None and len(rows) > len(dataset.images) / 2:
+        rows = None  # most of them: other partitions will want the rest
+    key = f"{dataset.checksum}/{backbone.name}/{backbone.weights}/{backbone.image_size}/{backbone.device.type}"
+    key += "" if depth in (None, backbone.depth) else f"/{depth}"
+    key += "" if rows is None else f"/{hashlib.sha256(rows.tobytes()).hexdigest()}"
+    path = cache_dir() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+    if backbone.weights == "hub":  # what the hub serves may change under the same name
+        return frozen_features(backbone, dataset, depth, rows)
+    try:
+        return torch.from_numpy(np.load(path))
+    except (OSError, ValueError, EOFError):
+        features = frozen_features(backbone, dataset, depth, rows)
+        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            _save(path, features.numpy())
+        return features
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    with os.fdopen(handle, "wb") as file:
+        np.save(file, array)
+    Path(scratch).replace(path)

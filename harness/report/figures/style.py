@@ -1,0 +1,139 @@
+"""How every figure looks: one look a row of the tables, sizes for print, files that do not change from run to run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+from fedprompt.harness.cells.suite import Row
+from fedprompt.methods import registry
+
+# Okabe and Ito's colours, told apart by colour-blind eyes; their yellow is too pale for a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
+LARGER = {"*": 1.7, "X": 1.25, "P": 1.25, "p": 1.2, "d": 1.3, "h": 1.15, "D": 0.85}  # for equal weight to the eye
+STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+GREY = "#666666"
+
+PAGE, COLUMN = 7.0, 3.4  # inches: the width of a page and of one of its two columns
+PNG_DPI = 200
+SETTINGS: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1,
+    "lines.markeredgewidth": 0.3,
+    "legend.frameon": False,
+    "figure.constrained_layout.w_pad": 0.06,
+    "text.hinting": "none",  # text is as wide in PNG, where the layout is made, as in PDF
+    "pdf.fonttype": 42,  # fonts go into the file as outlines that any printer and editor knows
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What makes a row recognisable; the marker alone tells the first thirteen apart."""
+
+    colour: str
+    marker: str
+    line: Any
+
+    def drawn(self, size: float = 4.0, line: bool = True) -> dict[str, Any]:
+        """Arguments of `plot`, `errorbar` and `Line2D`."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "markersize": size * LARGER.get(self.marker, 1.0),
+            "markeredgecolor": "white",
+            "linestyle": self.line if line else "none",
+        }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is drawn and not yet written."""
+
+    name: str
+    title: str
+    caption: str
+    canvas: Canvas
+
+
+def looks(rows: Sequence[Row]) -> dict[str, Look]:
+    """By the row's key. A method looks the same in every suite, whatever else is shown; variants come after."""
+    known = registry().names()
+    order = [*known, *(row.key for row in rows if row.key not in known)]
+    # 7 colours, 13 markers and a line style that changes with every turn of the colours: 91 different pairs.
+    return {
+        key: Look(COLOURS[i % 7], MARKERS[i % 13], STYLES[i // 7 % len(STYLES)])
+        for i, key in enumerate(dict.fromkeys(order))
+    }
+
+
+@contextmanager
+def print_style() -> Iterator[None]:
+    with matplotlib.rc_context(SETTINGS):
+        yield
+
+
+def panels(count: int, height: float = 2.1, **shared: Any) -> tuple[Canvas, list[Axes]]:
+    """A page wide figure of ``count`` panels, two or three in a row, or one of a single column's width."""
+    across = 2 if count == 4 else min(count, 3)
+    down = -(-count // across)
+    canvas = Canvas(figsize=(COLUMN if count == 1 else PAGE, height * down), layout="constrained")
+    axes = canvas.subplots(down, across, squeeze=False, **shared).flatten().tolist()
+    for ax in axes[count:]:
+        ax.remove()
+    return canvas, axes[:count]
+
+
+def label_y(ax: Axes, text: str) -> None:
+    """Once a line of panels, for they show the same quantity."""
+    place = ax.get_subplotspec()
+    if place is not None and place.is_first_col():
+        ax.set_ylabel(text)
+
+
+def legend(canvas: Canvas, rows: Mapping[str, str], chosen: Mapping[str, Look], lines: bool = True) -> None:
+    """Below all panels: titles of ``rows`` (by key), in as many columns as the figure's width has room for."""
+    handles = [Line2D([], [], label=title, **chosen[key].drawn(line=lines)) for key, title in rows.items()]
+    width, height = canvas.get_size_inches()
+    columns = next(n for n in range(len(rows), 0, -1) if n == 1 or _legend_width(list(rows.values()), n) <= width)
+    canvas.set_size_inches(width, height + 0.16 * -(-len(rows) // columns) + 0.05)
+    canvas.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.2)
+
+
+def _legend_width(titles: list[str], columns: int) -> float:
+    """Inches, about: the line, the gaps and the longest title of every column."""
+    return sum(0.5 + 0.052 * max(map(len, column)) for column in np.array_split(titles, columns))
+
+
+def save(picture: Picture, folder: Path) -> tuple[Path, Path]:
+    """PNG and PDF, laid out once, with nothing in them that depends on the day."""
+    canvas, png, pdf = picture.canvas, folder / f"{picture.name}.png", folder / f"{picture.name}.pdf"
+    canvas.set_dpi(PNG_DPI)
+    canvas.draw_without_rendering()
+    canvas.set_layout_engine("none")
+    canvas.savefig(png, dpi=PNG_DPI, metadata={"Software": None})
+    canvas.savefig(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None})
+    return png, pdf

@@ -1,0 +1,1 @@
+"""The report as Markdown, LaTeX, one page, and tables in the terminal."""

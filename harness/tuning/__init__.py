@@ -1,0 +1,1 @@
+"""Learning rates, chosen on held-out data."""

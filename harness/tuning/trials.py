@@ -1,0 +1,137 @@
+"""Studies in MLflow: a parent run a study (tag `phase` = study), and under it the runs of its trials' cells."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fedprompt.datasets import parse_partition
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
+from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.methods import registry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+    from fedprompt.harness.cells.suite import Suite
+    from fedprompt.harness.tuning.search import Point, Search
+
+PARENT = "mlflow.parentRunId"  # MLflow's own: its UI shows such runs under their parent
+TABLE = "trials.csv"  # artifact of a study, a row a point: trial, the point, value, state, chosen
+PLACE = ("method", "title", "dataset", "partition", "setting")
+RESULT = ("value", "state", "chosen")
+
+
+class StudyTracker(Tracker):
+    """Records trials as children of their study."""
+
+    def __init__(self, uri: str, out: Path, suite: str) -> None:
+        super().__init__(uri, out, suite)
+        self._trials: dict[str, tuple[Search, dict[str, str]]] = {}  # by cell
+        self._parents: dict[str, str] = {}  # run ids, by study
+
+    def adopt(self, cell: Cell, search: "Search", number: int, point: "Point") -> None:
+        """What is recorded of ``cell`` from now on belongs to trial ``number`` of the study."""
+        searched = {f"search.{name}": str(value) for name, value in point.items()}
+        self._trials[cell.hash] = search, {"study": search.name, "trial": str(number), **searched}
+
+    def study(self, search: "Search", table: pd.DataFrame, metrics: Mapping[str, float], chosen: "Point") -> None:
+        """Record how a study ended; once more if it did before."""
+
+        def send() -> bool:
+            run_id = self._parent(search)
+            for name, value in metrics.items():
+                self._store.log_metric(run_id, name, value)
+            for name, value in chosen.items():
+                self._store.set_tag(run_id, f"chosen.{name}", str(value))
+            self._store.log_text(run_id, table.to_csv(index=False), TABLE)
+            self._store.set_terminated(run_id, "FINISHED")
+            return True
+
+        self._try(send)
+
+    def _group(self, cell: Cell) -> Mapping[str, str]:
+        if cell.hash not in self._trials:
+            return {}
+        search, tags = self._trials[cell.hash]
+        return {PARENT: self._parent(search), **tags}
+
+    def _parent(self, search: "Search") -> str:
+        if search.digest not in self._parents:
+            experiment = self._experiment(search.key[1]).experiment_id
+            found = self._store.search_runs(
+                [experiment], f"tags.phase = 'study' and tags.study_hash = '{search.digest}'", max_results=1
+            )
+            self._parents[search.digest] = found[0].info.run_id if found else self._create_parent(search, experiment)
+        return self._parents[search.digest]
+
+    def _create_parent(self, search: "Search", experiment: str) -> str:
+        from mlflow.entities import Param
+
+        method, dataset, partition = search.key
+        tags = {
+            "phase": "study",
+            "study": search.name,
+            "study_hash": search.digest,
+            "suite": search.suite,
+            "method": method,
+            "dataset": dataset,
+            "partition": partition,
+            "code": search.base[0].code,
+            "mlflow.source.name": "fedprompt",
+        }
+        params = {"sampler": search.sampler, "seeds": ", ".join(str(cell.seed) for cell in search.base)}
+        params |= {f"grid.{name}": ", ".join(map(str, values)) for name, values in search.grid.items()}
+        params |= {f"default.{name}": str(value) for name, value in search.default.items()}
+        run = self._store.create_run(experiment, tags=tags, run_name=f"study {method} {partition}")
+        self._store.log_batch(run.info.run_id, params=[Param(name, value) for name, value in params.items()])
+        return str(run.info.run_id)
+
+
+def tuning_frame(uri: str, suite: "Suite") -> pd.DataFrame:
+    """Every point that was tried for the suite, from MLflow alone: for accuracy over the grid.
+
+    A row a point, in the suite's order: method, title, dataset, partition, setting (its label), each searched
+    parameter (none where a method lacks it), value (validation accuracy), state (complete, failed, ...), chosen.
+    Of several studies of one setting the one that ended last counts, which is the one in the tuned file.
+    """
+    places: dict[tuple[str, ...], tuple[str, str]] = {}  # title and label, of the first setting
+    for setting in suite.settings:
+        for row in setting.rows:
+            key = row.method, setting.dataset, str(parse_partition(setting.partition))
+            places.setdefault(key, (registry().get(row.method).title, setting.label))
+    frames = [pd.DataFrame(columns=[*PLACE, *RESULT])]
+    try:
+        client = connect(uri)
+        studies = _studies(client, suite.name, sorted({dataset for _, dataset, _ in places}))
+        for (method, dataset, partition), (title, label) in places.items():
+            run = studies.get((method, dataset, partition))
+            if run is not None:
+                table = pd.read_csv(client.download_artifacts(run.info.run_id, TABLE)).drop(columns="trial")
+                columns = dict(zip(PLACE, (method, title, dataset, partition, label), strict=True))
+                frames.append(table.assign(**columns))
+    except Exception as error:  # as in Tracker: whatever is below MLflow
+        raise UserError(
+            f"MLflow at {public(uri)} cannot be read ({public(uri, first_line(error))}); check --tracking-uri."
+        ) from error
+    frame = pd.concat(frames[1:] or frames, ignore_index=True)
+    searched = [name for name in frame if name not in (*PLACE, *RESULT)]
+    return frame[[*PLACE, *searched, *RESULT]]
+
+
+def _studies(client: "MlflowClient", suite: str, datasets: Sequence[str]) -> "dict[tuple[str, ...], Run]":
+    """The study of each (method, data set, partition) that ended last."""
+    runs: list[Run] = []
+    for dataset in datasets:
+        experiment = client.get_experiment_by_name(experiment_name(dataset))
+        if experiment is not None:
+            runs += client.search_runs([experiment.experiment_id], "tags.phase = 'study'", max_results=10_000)
+    ended = (run for run in runs if run.data.tags.get("suite") == suite and run.info.status == "FINISHED")
+    tags = ("method", "dataset", "partition")
+    return {
+        tuple(run.data.tags[name] for name in tags): run for run in sorted(ended, key=lambda run: run.info.end_time)
+    }

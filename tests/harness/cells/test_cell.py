@@ -1,0 +1,101 @@
+"""Cells: complete, checked, and named by what they say."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedprompt.harness.cells.cell import Cell, cell_from_json, make_cell
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.methods import load_plugin
+
+MICRO = BackboneSpec("micro-vit", "random", 32)
+
+
+def glyph_cell(**changes: object) -> Cell:
+    wanted: dict[str, object] = {"method": "fedvpt", "dataset": "glyph-domains", "partition": "domains:m=2", **changes}
+    return make_cell(backbone=MICRO, **wanted)  # type: ignore[arg-type]
+
+
+def test_json_round_trip() -> None:
+    cell = glyph_cell(seed=3, params={"lr": "0.05"}, protocol={"rounds": 7})
+    assert cell_from_json(cell.to_json()) == cell
+
+
+def test_defaults_and_text_give_the_same_hash() -> None:
+    assert glyph_cell().hash == glyph_cell(params={"lr": "0.01", "length": "10"}, protocol={"rounds": 100}).hash
+
+
+def test_two_spellings_of_a_partition_are_one_cell() -> None:
+    a = glyph_cell(partition="dirichlet:clients=5,alpha=0.50")
+    assert a.hash == glyph_cell(partition="dirichlet:alpha=0.5,clients=5").hash
+
+
+@given(
+    rounds=st.integers(1, 500),
+    participation=st.floats(0.01, 1),
+    seed=st.integers(0, 10),
+    lr=st.floats(1e-6, 1),
+)
+def test_any_change_changes_the_hash(rounds: int, participation: float, seed: int, lr: float) -> None:
+    cell = glyph_cell(seed=seed, params={"lr": lr}, protocol={"rounds": rounds, "participation": participation})
+    changed = [
+        dataclasses.replace(cell, seed=seed + 1),
+        dataclasses.replace(cell, params={**cell.params, "lr": lr / 2}),
+        dataclasses.replace(cell, protocol=dataclasses.replace(cell.protocol, rounds=rounds + 1)),
+        dataclasses.replace(cell, protocol=dataclasses.replace(cell.protocol, participation=participation / 2)),
+    ]
+    assert len({cell.hash, *(other.hash for other in changed)}) == 5
+    assert cell_from_json(cell.to_json()).hash == cell.hash
+
+
+def test_phase_follows_the_evaluated_data() -> None:
+    assert glyph_cell().phase == "final"
+    assert glyph_cell(protocol={"val_fraction": 0.1}).phase == "tune"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "fedvpt-deep"}, ["'fedvpt-deep'", "'fedvpt-d'"]),
+        ({"dataset": "glyph-domain"}, ["'glyph-domain'", "'glyph-domains'"]),
+        ({"partition": "domain:m=2"}, ["'domain'", "domains"]),
+        ({"partition": "domains:m=x"}, ["m"]),
+        ({"params": {"lenght": 3}}, ["'lenght'", "'length'"]),
+        ({"params": {"lr": -1}}, ["lr = -1", "at least 0"]),
+        ({"protocol": {"rounds": 0}}, ["rounds = 0", "at least 1"]),
+        ({"protocol": {"round": 5}}, ["'round'", "'rounds'"]),
+        ({"protocol": {"participation": 1.5}}, ["participation = 1.5", "[0, 1]"]),
+        ({"seed": -1}, ["-1"]),
+    ],
+)
+def test_bad_values_are_named_in_one_line(changes: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        glyph_cell(**changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_an_edited_plugin_is_another_cell(tmp_path: Path) -> None:
+    source = tmp_path / "mine_for_cells.py"
+    text = "from fedprompt.methods.fedvpt import FedVPT\nclass Mine(FedVPT):\n    name = 'mine-for-cells'\n"
+    source.write_text(text)
+    load_plugin(source)
+    first = glyph_cell(method="mine-for-cells")
+    source.write_text(text + "    # edited\n")
+    assert glyph_cell(method="mine-for-cells").hash != first.hash
+
+
+def test_evaluated_rounds_are_the_last_ten_and_a_grid() -> None:
+    protocol = Protocol(rounds=25, last=10, eval_every=10)
+    assert [r for r in range(1, 26) if protocol.evaluated(r)] == [10, *range(16, 26)]
+
+
+def test_fewer_rounds_than_ten_are_all_evaluated() -> None:
+    protocol = Protocol(rounds=3)
+    assert [r for r in range(1, 4) if protocol.evaluated(r)] == [1, 2, 3]

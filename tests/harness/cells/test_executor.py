@@ -1,0 +1,52 @@
+"""Executors: the same results for any number of workers, and failures that stay alone."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.cells.executor import execute
+from fedprompt.harness.cells.run import Progress, Site
+from fedprompt.harness.model.weights import BackboneSpec
+
+
+def silent(_: Progress) -> None:
+    pass
+
+
+def test_one_failing_cell_fails_alone(toy_cell: Cell, tmp_path: Path) -> None:
+    bad = dataclasses.replace(toy_cell, partition="classes:s=3,clients=5")  # 15 slots for 4 classes
+    outcomes = list(execute([bad, toy_cell], Site(tmp_path), silent))
+    assert [bool(outcome.error) for outcome in outcomes] == [True, False]
+    assert (outcomes[1].folder / "done").exists()
+    assert not outcomes[0].folder.exists()
+
+
+def test_a_crash_inside_training_is_kept_as_the_reason(
+    toy_cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedprompt.methods.fedvpt import FedVPT
+
+    def explode(*_: object) -> None:
+        raise RuntimeError("the prompt exploded")
+
+    monkeypatch.setattr(FedVPT, "loss", explode)
+    (outcome,) = execute([toy_cell], Site(tmp_path), silent)
+    assert outcome.error == "RuntimeError: the prompt exploded"
+    assert "the prompt exploded" in (outcome.folder / "failed.json").read_text()
+
+
+def test_two_workers_give_the_bits_of_one(tmp_path: Path, shared_cache: Path) -> None:
+    protocol = {"rounds": 2, "epochs": 1, "batch_size": 8}
+    backbone = BackboneSpec("micro-vit", "random", 32)
+    cells = [
+        make_cell("fedvpt", "glyph-domains", "domains:m=1,shots=1", backbone, seed, {"length": 1}, protocol)
+        for seed in (0, 1, 2)
+    ]
+    told: list[Progress] = []
+    one = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "one"), silent, workers=1)}
+    two = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "two"), told.append, workers=2)}
+    for cell in cells:
+        assert (one[cell.hash] / "records.csv").read_bytes() == (two[cell.hash] / "records.csv").read_bytes()
+    assert sorted((p.cell, p.round) for p in told) == sorted((c.hash, r) for c in cells for r in (1, 2))

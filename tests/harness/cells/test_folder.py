@@ -1,0 +1,179 @@
+"""Run folders: whole files, refused foreign ones, and results that do not depend on being killed."""
+
+import dataclasses
+import json
+import multiprocessing
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedprompt.harness.cells import folder as runs
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import Run, load_checkpoint, open_folder, run_folder, save_checkpoint
+from fedprompt.harness.cells.run import Progress, Site, run_cell
+from fedprompt.harness.core.errors import UserError
+
+KEPT = ("records.csv", "rounds.csv", "partition.npz")
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_after(round_: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.round == round_:
+            raise StopError
+
+    return report
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in KEPT}
+
+
+def test_a_finished_run_has_its_files(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_cell(toy_cell, Site(tmp_path))
+    names = {path.name for path in folder.iterdir()} - {".lock"}
+    assert names == {"cell.json", "checkpoint.safetensors", "summary.json", "done", *KEPT}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds_counted"] == 2
+    assert summary["floats_up"] == 2 * 96  # two prompt tokens of micro-vit's width
+
+
+def test_records_name_seed_and_partition(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_cell(toy_cell, Site(tmp_path))
+    header, first, *_ = (folder / "records.csv").read_text().splitlines()
+    assert header == "seed,round,client,correct,total,participated,unseen,samples,partition"
+    assert first.split(",")[-1] == json.loads((folder / "summary.json").read_text())["partition_hash"][:16]
+
+
+def test_a_finished_cell_is_skipped(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_cell(toy_cell, Site(tmp_path))
+    before = (folder / "summary.json").stat().st_mtime_ns
+    run_cell(toy_cell, Site(tmp_path), report=stop_after(1))
+    assert (folder / "summary.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("round_", [1, 2, 3, 4])
+def test_resumed_after_any_round_equals_undisturbed(toy_cell: Cell, tmp_path: Path, round_: int) -> None:
+    undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))
+    with pytest.raises(StopError):
+        run_cell(toy_cell, Site(tmp_path / "b"), report=stop_after(round_))
+    resumed = run_cell(toy_cell, Site(tmp_path / "b"))
+    assert results(resumed) == results(undisturbed)
+
+
+def test_killed_at_ten_random_moments_equals_undisturbed(toy_cell: Cell, tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))
+    duration = time.perf_counter() - begun
+    site, moments, kills = Site(tmp_path / "b"), random.Random(7), 0
+    folder = run_folder(site.out, toy_cell)
+    context = multiprocessing.get_context("fork")  # a child that has everything imported dies inside the run
+    while kills < 10:
+        child = context.Process(target=run_cell, args=(toy_cell, site))
+        child.start()
+        child.join(moments.uniform(0.0, 1.5 * duration))
+        if child.is_alive():
+            child.kill()
+            child.join()
+            kills += 1
+        elif (folder / "done").exists():
+            shutil.rmtree(folder)  # it got through: begin again, so that ten kills really happen
+    assert results(run_cell(toy_cell, site)) == results(undisturbed)
+    assert not list(folder.glob(".*-*"))
+
+
+def test_a_half_written_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) -> None:
+    with pytest.raises(StopError):
+        run_cell(toy_cell, Site(tmp_path), report=stop_after(2))
+    path = run_folder(tmp_path, toy_cell) / runs.CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"cannot be read.*--restart"):
+        run_cell(toy_cell, Site(tmp_path))
+
+
+def test_a_flipped_bit_is_noticed(toy_cell: Cell, tmp_path: Path) -> None:
+    with pytest.raises(StopError):
+        run_cell(toy_cell, Site(tmp_path), report=stop_after(2))
+    path = run_folder(tmp_path, toy_cell) / runs.CHECKPOINT
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match=r"digest.*--restart"):
+        run_cell(toy_cell, Site(tmp_path))
+
+
+def test_restart_starts_over(toy_cell: Cell, tmp_path: Path) -> None:
+    undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))
+    folder = run_folder(tmp_path, toy_cell)
+    folder.mkdir(parents=True)
+    (folder / runs.CHECKPOINT).write_bytes(b"rubbish")
+    assert results(run_cell(toy_cell, Site(tmp_path), restart=True)) == results(undisturbed)
+
+
+def test_a_foreign_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) -> None:
+    other = dataclasses.replace(toy_cell, seed=1)
+    theirs, mine = run_cell(other, Site(tmp_path)), run_folder(tmp_path, toy_cell)
+    mine.mkdir(parents=True)
+    (mine / runs.CHECKPOINT).write_bytes((theirs / runs.CHECKPOINT).read_bytes())
+    with pytest.raises(UserError, match=f"belongs to cell {other.hash}"):
+        run_cell(toy_cell, Site(tmp_path))
+
+
+def test_another_cells_folder_is_refused(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, toy_cell)
+    folder.mkdir(parents=True)
+    (folder / "cell.json").write_text("{}")
+    with pytest.raises(UserError, match="another cell"):
+        run_cell(toy_cell, Site(tmp_path))
+
+
+def test_two_processes_cannot_run_one_cell(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, toy_cell)
+    with open_folder(folder, toy_cell), pytest.raises(UserError, match="another process"):
+        run_cell(toy_cell, Site(tmp_path))
+
+
+def test_an_unwritable_out_is_one_line(toy_cell: Cell, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*--out DIR"):
+        run_cell(toy_cell, Site(blocked))
+
+
+def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -> None:
+    from fedprompt.harness.cells.run import prepare
+    from fedprompt.harness.federation.evaluation import evaluate
+
+    _, _, federation = prepare(toy_cell, Site(tmp_path))
+    run = Run(federation.start())
+    run.logs.append(federation.step(run.state))
+    run.records += evaluate(federation, run.state)
+    save_checkpoint(tmp_path, toy_cell, run)
+    loaded = load_checkpoint(tmp_path, toy_cell)
+    assert loaded is not None
+    assert (loaded.records, loaded.logs, loaded.state.round) == (run.records, run.logs, 1)
+    assert loaded.state.personal.keys() == run.state.personal.keys()
+    assert all((loaded.state.server[k] == v).all() for k, v in run.state.server.items())
+    for client, own in run.state.personal.items():
+        assert all((loaded.state.personal[client][name] == value).all() for name, value in own.items())
+
+
+def test_diagnostics_survive_a_checkpoint_and_are_columns(toy_cell: Cell, tmp_path: Path) -> None:
+    from fedprompt.harness.cells.run import prepare
+
+    _, _, federation = prepare(toy_cell, Site(tmp_path))
+    run = Run(
+        federation.start(), logs=[dataclasses.replace(federation.step(federation.start()), diagnostics={"kl": 2.5})]
+    )
+    save_checkpoint(tmp_path, toy_cell, run)
+    loaded = load_checkpoint(tmp_path, toy_cell)
+    assert loaded is not None
+    assert loaded.logs == run.logs
+    assert runs._row(run.logs[0])["diagnostics/kl"] == 2.5

@@ -1,0 +1,174 @@
+"""Suites: TOML to cells, with every wrong key named."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fedprompt.harness.cells.suite import KINDS, load_suite, parse_suite, suite_names
+from fedprompt.harness.core.errors import UserError
+from fedprompt.methods import registry
+
+SETTING = {"table": "Feature shift", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [1, 3]}
+RAW = {"backbone": "micro-vit", "seeds": [0, 1], "methods": ["head-tune", "fedvpt"], "settings": [SETTING]}
+
+
+def test_cells_are_the_product() -> None:
+    cells = parse_suite("x", RAW).cells()
+    assert [(c.partition, c.method, c.seed) for c in cells[:3]] == [
+        ("domains:m=1", "head-tune", 0),
+        ("domains:m=1", "head-tune", 1),
+        ("domains:m=1", "fedvpt", 0),
+    ]
+    assert len({c.hash for c in cells}) == 8
+
+
+def test_params_and_protocol_reach_their_cells() -> None:
+    setting = {**SETTING, "protocol": {"rounds": 3}, "params": {"fedvpt": {"length": 4}}}
+    suite = parse_suite(
+        "x", {**RAW, "settings": [setting], "protocol": {"rounds": 9, "epochs": 1}, "params": {"fedvpt": {"lr": 0.5}}}
+    )
+    cell = next(cell for cell in suite.cells() if cell.method == "fedvpt")
+    assert (cell.params["lr"], cell.params["length"], cell.protocol.rounds, cell.protocol.epochs) == (0.5, 4, 3, 1)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_suite_of_the_package_expands(name: str) -> None:
+    suite = load_suite(name)
+    planned, cells = list(suite.planned()), suite.cells()
+    assert len(planned) == sum(len(setting.rows) for setting in suite.settings) * len(suite.seeds)
+    assert {entry.cell.hash for entry in planned} == {cell.hash for cell in cells}
+    assert len({cell.hash for cell in cells}) == len(cells)
+
+
+@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+def test_the_large_suites_hold_every_protocol(name: str) -> None:
+    assert {setting.kind for setting in load_suite(name).settings} == set(KINDS)
+
+
+def test_embedded_has_the_promised_settings_and_all_methods() -> None:
+    main = [s for s in load_suite("embedded").settings if s.kind == "heterogeneity"]
+    assert [s.label for s in main if s.dataset == "glyph-domains"] == ["m=1", "m=6"]
+    assert [s.label for s in main if s.dataset == "glyph-100"] == ["s=5", "s=20"]
+    assert all([row.key for row in s.rows] == registry().names() for s in main)
+
+
+def test_the_papers_protocol() -> None:
+    suite = load_suite("paper")
+    labels = {kind: [s.label for s in suite.settings if s.kind == kind] for kind in KINDS}
+    assert labels["heterogeneity"] == [*(f"m={m}" for m in range(1, 7)), *(f"s={s}" for s in (5, 10, 15, 20, 50))]
+    assert labels["unseen"] == ["m=1", "m=2", "s=5", "s=10"]
+    assert labels["ablation"] == labels["vsweep"] == ["m=6", "s=50"]
+    assert (suite.seeds, suite.backbone.name) == ((0, 1, 2), "vit_base_patch16_224.orig_in21k")
+    assert {(c.protocol.rounds, c.protocol.epochs, c.protocol.last) for c in suite.cells()} == {(100, 5, 10)}
+    rates = {(s.dataset, s.kind): s.protocol.get("participation", 1) for s in suite.settings}
+    assert {key: rate for key, rate in rates.items() if rate != 1} == {
+        ("cifar100", "heterogeneity"): 0.05,
+        ("cifar100", "unseen"): 0.1,
+        ("cifar100", "ablation"): 0.05,
+        ("cifar100", "vsweep"): 0.05,
+    }
+
+
+@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+def test_ablation_and_v_sweep_show_the_trainings_of_the_main_tables(name: str) -> None:
+    planned = list(load_suite(name).planned())
+    main = {entry.cell.hash for entry in planned if entry.setting.kind == "heterogeneity"}
+    shown = {entry.cell.hash for entry in planned if entry.setting.kind == "vsweep"}
+    plain = {e.cell.hash for e in planned if e.setting.kind == "ablation" and e.row.key == e.row.method}
+    assert shown
+    assert plain
+    assert shown | plain <= main
+    assert all(entry.cell.protocol.sweep for entry in planned if entry.setting.kind == "vsweep")
+
+
+VARIANT = {"method": "fedvpt", "title": "FedVPT, long", "params": {"length": 7}}
+
+
+def test_a_variant_is_a_row_of_its_own() -> None:
+    raw = {**RAW, "methods": ["fedvpt", "long"], "variants": {"long": VARIANT}, "params": {"all": {"lr": 0.5}}}
+    planned = [entry for entry in parse_suite("x", raw).planned() if entry.row.key == "long"]
+    assert {(e.row.title, e.cell.method, e.cell.params["length"], e.cell.params["lr"]) for e in planned} == {
+        ("FedVPT, long", "fedvpt", 7, 0.5)
+    }
+
+
+def test_tuned_values_stand_between_the_suites_and_the_variants() -> None:
+    raw = {**RAW, "methods": ["fedvpt", "long"], "variants": {"long": VARIANT}, "params": {"all": {"lr": 0.5}}}
+    tuned = {("fedvpt", "glyph-domains", "domains:m=1"): {"lr": 0.25, "length": 3}}
+    suite = dataclasses.replace(parse_suite("x", raw), tuned=tuned)
+    found = {(e.setting.label, e.row.key): (e.cell.params["lr"], e.cell.params["length"]) for e in suite.planned()}
+    assert found[("m=1", "fedvpt")] == (0.25, 3)
+    assert found[("m=1", "long")] == (0.25, 7)
+    assert found[("m=3", "fedvpt")] == (0.5, 10)
+
+
+def test_only_keeps_rows_by_method_or_variant() -> None:
+    raw = {**RAW, "methods": ["head-tune", "fedvpt", "long"], "variants": {"long": VARIANT}}
+    suite = parse_suite("x", raw)
+    assert [row.key for row in suite.only(["long"]).rows] == ["long"]
+    assert [row.key for row in suite.only(["fedvpt"]).rows] == ["fedvpt", "long"]
+    with pytest.raises(UserError, match=r"'fedvtp'.*'fedvpt'"):
+        suite.only(["fedvtp"])
+
+
+def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
+    assert parse_suite("x", RAW).tune.protocol == {"val_fraction": 0.1, "last": 1, "sweep": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sedes": [0]}, ["'sedes'", "'seeds'"]),
+        ({"settings": [{**SETTING, "dateset": "x"}]}, ["'dateset'", "'dataset'"]),
+        ({"settings": [{k: v for k, v in SETTING.items() if k != "m"}]}, ["lacks 'm'"]),
+        ({"seeds": []}, ["lacks 'seeds'"]),
+        ({"methods": ["fedvtp"]}, ["'fedvtp'", "'fedvpt'"]),
+        ({"params": {"fedvtp": {}}}, ["'fedvtp'", "'fedvpt'"]),
+        ({"backbone": "micro-vti"}, ["'micro-vti'", "'micro-vit'"]),
+        ({"backbone": "vit_base_patch16_224.orig_in12k"}, ["orig_in12k", "vit_base_patch16_224.orig_in21k"]),
+        ({"settings": [{**SETTING, "kind": "unsen"}]}, ["'unsen'", "'unseen'"]),
+        ({"settings": [{**SETTING, "reference": "fedvp"}]}, ["'fedvp'", "'fedvpt'"]),
+        ({"variants": {"long": {"title": "x"}}}, ["variants.long", "lacks 'method'"]),
+        ({"variants": {"fedvpt": VARIANT}}, ["variants.fedvpt", "name of a method"]),
+        ({"variants": {"long": {**VARIANT, "parms": {}}}}, ["'parms'", "'params'"]),
+        ({"tune": {"trails": 3}}, ["'trails'", "'trials'"]),
+        ({"tune": {"seeds": [1, 100]}}, ["seed 1", "tuning"]),
+        ({"tune": {"protocol": {"val_fraction": 0}}}, ["val_fraction = 0", "test data"]),
+        ({"include": ["smoke"]}, ["'backbone'", "includes others"]),
+    ],
+)
+def test_wrong_suites_are_named_in_one_line(change: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_suite("x", {**RAW, **change})
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_suite_of_the_users_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'backbone = "micro-vit"\nseeds = [0]\n'
+        '[[settings]]\ntable = "T"\ndataset = "glyph-100"\npartition = "disjoint"\n'
+    )
+    assert [s.label for s in load_suite(str(path)).settings] == ["disjoint"]
+
+
+def test_broken_toml_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("seeds = [")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_suite(str(path))
+
+
+def test_params_for_all_reach_those_who_have_them() -> None:
+    params = {"all": {"lr": 0.5, "length": 3}, "fedvpt": {"lr": 0.25}}
+    cells = {cell.method: cell.params for cell in parse_suite("x", {**RAW, "params": params}).cells()}
+    assert (cells["fedvpt"]["lr"], cells["fedvpt"]["length"]) == (0.25, 3)
+    assert cells["head-tune"]["lr"] == 0.5
+    assert "length" not in cells["head-tune"]
+
+
+def test_a_parameter_that_no_method_has_is_named() -> None:
+    with pytest.raises(UserError, match=r"'lenght'.*'length'"):
+        parse_suite("x", {**RAW, "params": {"all": {"lenght": 3}}})

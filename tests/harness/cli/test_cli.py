@@ -1,0 +1,169 @@
+"""The command line: what people type, rightly and wrongly."""
+
+from pathlib import Path
+
+import pytest
+from support.run_folders import new_store
+
+from fedprompt.harness.cli import main
+from fedprompt.methods import registry
+
+pytestmark = pytest.mark.usefixtures("shared_cache")
+RUN = ["run", "--method", "fedvpt", "--dataset", "glyph-domains", "--partition", "domains:m=2"]
+SMALL = ["--set", "rounds=1", "--set", "epochs=1", "--weights", "random"]
+
+
+def replaced(**options: str) -> list[str]:
+    """RUN with some options changed."""
+    words = list(RUN)
+    for name, value in options.items():
+        words[words.index(f"--{name}") + 1] = value
+    return words
+
+
+BAD_INPUT = {
+    "unknown method": (replaced(method="fedvtp"), "'fedvpt'"),
+    "unknown data set": (replaced(dataset="glyph-domain"), "'glyph-domains'"),
+    "unknown partition": (replaced(partition="domain:m=2"), "domains"),
+    "unknown key of a partition": (replaced(partition="domains:n=2"), "'n'"),
+    "m above the number of domains": ([*replaced(partition="domains:m=7"), *SMALL], "7"),
+    "slots that do not divide": ([*replaced(dataset="glyph-100", partition="classes:s=3,clients=7"), *SMALL], "7"),
+    "unknown key": ([*RUN, "--set", "lenght=2"], "'length'"),
+    "not KEY=VALUE": ([*RUN, "--set", "length"], "KEY=VALUE"),
+    "a key without a value": ([*RUN, "--set", "length="], "length"),
+    "value out of range": ([*RUN, "--set", "lr=-0.1"], "at least 0"),
+    "value of the wrong type": ([*RUN, "--set", "length=ten"], "whole number"),
+    "value not among the choices": ([*RUN, "--set", "head_mode=locl"], "'local'"),
+    "zero rounds": ([*RUN, "--rounds", "0"], "at least 1"),
+    "negative seed": ([*RUN, "--seed", "-1"], "negative"),
+    "missing data": ([*replaced(dataset="cifar100", partition="classes:s=10"), *SMALL], "cifar100"),
+    "missing weights": ([*RUN, "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+    "weights of no known kind": ([*RUN, "--weights", "model.onnx"], ".safetensors"),
+    "unknown backbone": ([*RUN, "--backbone", "vit_tiny_patch16_244"], "vit_tiny_patch16_224"),
+    "image size that patches do not tile": ([*RUN, "--image-size", "33"], "patch size"),
+    "unknown device": ([*RUN, *SMALL, "--device", "abacus"], "abacus"),
+    "zero threads": ([*RUN, *SMALL, "--threads", "0"], "at least 1"),
+    "missing plugin": ([*RUN, "--plugin", "nowhere.py"], "nowhere.py"),
+    "unknown suite": (["bench", "smokee"], "'smoke'"),
+    "unknown option": ([*RUN, "--sed", "1"], "--seed"),
+    "unknown command": (["benhc"], "bench"),
+    "method to check": (["check", "fedvtp"], "'fedvpt'"),
+    "method to show": (["methods", "fedvtp"], "'fedvpt'"),
+    "data set to show": (["datasets", "glyph-10"], "'glyph-100'"),
+    "pretrained weights of another kind": (["pretrain", "--out", "x.bin"], ".safetensors"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_writes_nothing(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, expected = BAD_INPUT[case]
+    monkeypatch.chdir(tmp_path)
+    assert main(words) != 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert expected in printed.err
+    assert len(printed.err.strip().splitlines()) == 1, printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_output_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code = main([*replaced(partition="domains:m=1,shots=1"), *SMALL, "--out", str(tmp_path / "file")])
+    assert code != 0
+    assert "--out DIR" in capsys.readouterr().err
+
+
+def test_weights_of_another_model_name_the_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import safetensors.torch
+    import torch
+
+    path = tmp_path / "wrong.safetensors"
+    safetensors.torch.save_file({"conv1.weight": torch.zeros(1)}, path)
+    assert main([*RUN, "--set", "rounds=1", "--weights", str(path), "--out", str(tmp_path / "out")]) != 0
+    message = capsys.readouterr().err
+    assert "missing keys blocks.0" in message
+    assert "unexpected keys conv1.weight" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """One cell run through the command line."""
+    words = replaced(method="head-tune", partition="domains:m=1,shots=2")
+    new_store(tmp_path)
+    assert main([*words, *SMALL, "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_run_leaves_a_finished_run_and_a_record(finished: Path) -> None:
+    (folder,) = (finished / "runs").iterdir()
+    assert (folder / "done").exists()
+    assert (finished / "mlflow.db").exists()
+
+
+def test_sync_has_nothing_left_to_do(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--out", str(finished)]) == 0
+    assert capsys.readouterr().out.strip() == "recorded 0, already there 1, failed 0"
+
+
+def test_a_second_run_says_that_it_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = replaced(method="head-tune", partition="domains:m=1,shots=2")
+    assert main([*words, *SMALL, "--out", str(finished)]) == 0
+    printed = capsys.readouterr()
+    assert "finished already" in printed.err
+    assert "Average" in printed.out
+
+
+def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in registry().names())
+
+
+@pytest.mark.parametrize("name", registry().names())
+def test_methods_shows_one_in_detail(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", name]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("paper:", "payload:", "server:", "personal:", "lr = "))
+
+
+def test_datasets_shows_a_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "who.png"
+    assert main(["datasets", "glyph-domains", "--partition", "domains:m=2", "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert "6 clients with 600 to 600 training and 300 to 300 test images" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_check_prints_a_line_a_property(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "head-tune"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) > 10
+    assert all(line.startswith("ok") for line in lines[:-1])
+    assert lines[-1] == "head-tune: every property holds"
+
+
+def test_check_of_a_broken_plugin_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "broken_for_cli.py"
+    plugin.write_text(
+        "from fedprompt.methods.head_tune import HeadTune\n"
+        "class Broken(HeadTune):\n"
+        "    name = 'broken-for-cli'\n"
+        "    def payload(self):\n"
+        "        return 0, 0\n"
+    )
+    assert main(["check", "broken-for-cli", "--plugin", str(plugin)]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "bench", "report", "methods", "datasets", "prepare", "check", "sync", "pretrain", "perf"]
+)
+def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support import broken_learners
+from support.broken_methods import BROKEN
+from support.unusual_methods import UNUSUAL
+
+from fedprompt.harness.conformance import PROPERTIES, check_method, check_property
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import Method, State, load_plugin, registry
+from fedprompt.methods.fedvpt import FedVPT
+from fedprompt.methods.head_tune import HeadTune
+
+BY_NAME = {property_.name: property_ for property_ in PROPERTIES}
+
+
+def failures(method: type[Method], params: dict[str, object] | None = None) -> dict[str, str]:
+    return {result.name: result.reason for result in check_method(method, params) if not result.ok}
+
+
+@pytest.mark.parametrize("name", registry().names())
+def test_every_registered_method_conforms(name: str) -> None:
+    assert failures(registry().get(name)) == {}
+
+
+@pytest.mark.parametrize("method", UNUSUAL)
+def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
+    assert failures(method) == {}
+
+
+@pytest.mark.parametrize("params", [{"head_mode": "global_then_ft"}, {"length": 0}, {"head_init": "zeros"}], ids=str)
+def test_other_parameters_conform(params: dict[str, object]) -> None:
+    assert failures(FedVPT, params) == {}
+
+
+@pytest.mark.parametrize(("method", "name"), BROKEN, ids=[f"{method.__name__}-{name}" for method, name in BROKEN])
+def test_a_broken_method_is_caught_by_the_property_meant_for_it(method: type[Method], name: str) -> None:
+    result = check_property(BY_NAME[name], method)
+    assert not result.ok
+    assert result.reason
+    assert "\n" not in result.reason
+
+
+def test_every_property_is_proven_able_to_fail() -> None:
+    assert {name for _, name in BROKEN} == set(BY_NAME)
+
+
+def test_all_properties_are_reported_after_a_failure() -> None:
+    class Raises(HeadTune):
+        def loss(self, theta: State, batch: Batch) -> torch.Tensor:  # noqa: ARG002
+            raise IndexError("no such\nexpert")
+
+    results = check_method(Raises)
+    assert [result.name for result in results] == list(BY_NAME)
+    assert {result.reason for result in results if result.name == "resume"} == {"IndexError: no such expert"}
+
+
+def test_the_reason_names_the_tensor() -> None:
+    result = check_property(BY_NAME["trainable tensors move"], broken_learners.DeepPromptsWithoutEffect)
+    assert result.reason.startswith("prompts has a learning rate but never moves")
+
+
+def test_a_declared_stop_of_the_gradient_is_not_held_against_a_method() -> None:
+    class Declared(broken_learners.DetachedPenalty):
+        stop_gradients = {"prompt": "the penalty is monitored, not trained"}  # noqa: RUF012
+
+    assert check_property(BY_NAME["gradient matches the loss"], Declared).ok
+
+
+def test_wrong_parameters_are_the_users_error() -> None:
+    with pytest.raises(UserError, match="lenght"):
+        check_method(FedVPT, {"lenght": 3})
+
+
+def test_the_default_precision_is_given_back() -> None:
+    check_property(BY_NAME["stacking"], HeadTune)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_plugin_file_can_be_checked(tmp_path: Path) -> None:
+    file = tmp_path / "tiny_head.py"
+    file.write_text(
+        "from fedprompt.methods.head_tune import HeadTune\n"
+        "class TinyHead(HeadTune):\n"
+        "    name = 'tiny-head'\n"
+        "    def payload(self):\n"
+        "        return 1, 1\n"
+    )
+    (name,) = load_plugin(file)
+    assert set(failures(registry().get(name))) == {"payload"}
+
+
+def test_the_page_of_footguns_names_every_property() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "footguns.md").read_text()
+    assert set(re.findall(r"\*\*(.+?)\*\*", page)) == set(BY_NAME)

@@ -1,0 +1,43 @@
+"""The toy with a pFedBayesPT variant on it, for the two test files of the family."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import State
+from fedprompt.methods.pfedbayespt import PFedBayesPT
+from fedprompt.methods.pfedbayespt_d import PFedBayesPTD
+from fedprompt.methods.pfedbayespt_g import PFedBayesPTG
+
+D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT
+ALL = pytest.mark.parametrize("method", [D, G, FULL])
+MC = {"mixture": 0, "kl": "sampled"}
+
+
+def build(method: type[PFedBayesPTD], **params: Any) -> tuple[Federation, PFedBayesPTD, State]:
+    """The toy, the method and what clients 0 and 2 hold before round 1."""
+    federation = toy_federation(method, params)
+    assert isinstance(federation.method, PFedBayesPTD)
+    return federation, federation.method, federation.theta(federation.start(), [0, 2])[1]
+
+
+def batch_of(
+    federation: Federation, clients: tuple[int, ...] = (0, 2), stage: str = "train", seeds: tuple[int, ...] = (5, 6)
+) -> Batch:
+    rngs = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return federation.data.batch(clients, "train", [torch.arange(6)] * len(clients), rngs, stage)
+
+
+def loss_of(method: type[PFedBayesPTD], stage: str = "train", **params: Any) -> Tensor:
+    federation, built, theta = build(method, **params)
+    return built.loss(theta, batch_of(federation, stage=stage))
+
+
+def probabilities(method: type[PFedBayesPTD], **params: Any) -> Tensor:
+    federation, built, theta = build(method, **params)
+    return built.predict(theta, batch_of(federation, stage="evaluate")).exp()

@@ -1,0 +1,141 @@
+"""Suites of two clients and two rounds, and what the report makes of them."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import pandas as pd
+from rich.console import Console
+
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.suite import Row, Setting, Suite
+from fedprompt.harness.federation.evaluation import Record
+from fedprompt.harness.report import write_report
+from fedprompt.harness.report.collect import NUMBERS
+from fedprompt.harness.report.compose import compose, summarise
+from fedprompt.harness.report.document import Document
+from fedprompt.harness.report.figures.write import Figure
+from fedprompt.harness.tracking.tracker import sync
+from fedprompt.methods import registry
+from support.run_folders import BACKBONE, done_folder
+
+ROUNDS = {"rounds": 2, "last": 2}
+
+
+def rows(*methods: str) -> tuple[Row, ...]:
+    return tuple(Row(method, registry().get(method).title, method) for method in methods)
+
+
+def a_setting(label: str = "m=1", methods: Sequence[str] = ("head-tune", "fedvpt"), **change: Any) -> Setting:
+    setting = Setting("Feature shift", label, "glyph-domains", f"domains:{label}", rows(*methods), protocol=ROUNDS)
+    return dataclasses.replace(setting, **change)
+
+
+def a_suite(methods: Sequence[str] = ("head-tune", "fedvpt"), seeds: tuple[int, ...] = (0,), **change: Any) -> Suite:
+    settings = tuple(a_setting(f"m={m}", methods) for m in change.pop("m", (1,)))
+    return dataclasses.replace(Suite("tiny", "A tiny suite", BACKBONE, seeds, settings), **change)
+
+
+def every_kind(seeds: tuple[int, ...] = (0, 1)) -> Suite:
+    """One setting of each kind; the full method's cell is shown in three of them."""
+    sweep = {**ROUNDS, "sweep": True}
+    variant = Row("no-mixture", "pFedBayesPT, S = 0", "pfedbayespt", {"mixture": 0})
+    settings = (
+        a_setting("m=1", ("head-tune", "fedpr-s", "pfedbayespt"), published="DomainNet", protocol=sweep),
+        a_setting("m=2", table="Unseen", kind="unseen", partition="domains:m=2,unseen=half", published="DomainNet"),
+        a_setting(
+            "m=1",
+            table="Ablation",
+            kind="ablation",
+            rows=(*rows("pfedbayespt"), variant),
+            reference="pfedbayespt",
+            protocol=sweep,
+        ),
+        a_setting("m=1", ("pfedbayespt",), table="V-sweep", kind="vsweep", protocol=sweep),
+    )
+    return Suite("tiny", "Every kind & more", BACKBONE, seeds, settings)
+
+
+def run_all(suite: Suite, uri: str, out: Path, leave: int = 0) -> None:
+    """Finish every cell but the last ``leave``; each has accuracies of its own, unseen clients and all V."""
+    cells = suite.cells()
+    for place, cell in enumerate(cells[: len(cells) - leave]):
+        levels = [[0.3 + 0.01 * place, 0.5], [0.4, 0.6 + 0.01 * cell.seed]]
+        done_folder(out, cell, levels, extra=[*_unseen(cell), *_sweep(cell)])
+    sync(out, uri)
+
+
+def _unseen(cell: Cell) -> list[Record]:
+    return [Record(2, 2, 700 + cell.seed, 1000, False, unseen=True)] if "unseen" in cell.partition else []
+
+
+def _sweep(cell: Cell) -> list[Record]:
+    if not cell.protocol.sweep:
+        return []
+    draws = [(round_, client, v) for round_ in (1, 2) for client in (0, 1) for v in range(1, 11)]
+    return [Record(round_, client, 500 + v, 1000, True, samples=v) for round_, client, v in draws]
+
+
+def report(suite: Suite, uri: str, out: Path, width: int = 100) -> tuple[str, str, pd.DataFrame]:
+    """(terminal, Markdown, CSV)"""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
+    folder = write_report(suite, uri, out, console).parent
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue(), (folder / "report.md").read_text(), pd.read_csv(folder / "tables.csv")
+
+
+def row_of(text: str, title: str) -> list[str]:
+    """The columns of the first Markdown row with this title."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {title} |"))
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
+def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
+    """What `collect` would give for a suite whose cells are all finished, with these numbers in the suite's order."""
+    lines = [
+        {
+            **dict.fromkeys(NUMBERS, float("nan")),
+            **{"table": s.table, "kind": s.kind, "column": suite.settings.index(s), "setting": s.label},
+            **{"row": row.key, "title": row.title, "cell": cell.hash, "method": cell.method},
+            **{"dataset": cell.dataset, "partition": cell.partition, "seed": cell.seed, "code": cell.code},
+            **{"status": "finished", "reason": "", "commit": "", "partition_hash": "ab12", "data_checksum": "cd34"},
+            **{"floats_up": 50.0, "floats_down": 100.0, "rounds_counted": 2.0},
+        }
+        for s, row, cell in suite.planned()
+    ]
+    return pd.DataFrame(lines).assign(**{name: list(values) for name, values in numbers.items()})
+
+
+def records_frame(suite: Suite, accuracies: dict[tuple[int, str, int], Sequence[Sequence[float]]]) -> pd.DataFrame:
+    """What `load_records` would give; accuracies of rounds 1, 2, ... and clients by (column, row, seed)."""
+    columns = ["column", "row", "seed", "round", "client", "accuracy"]
+    lines = [
+        (column, row, seed, round_, client, accuracy)
+        for (column, row, seed), table in accuracies.items()
+        for round_, clients in enumerate(table, start=1)
+        for client, accuracy in enumerate(clients)
+    ]
+    return pd.DataFrame(lines, columns=columns).assign(participated=True, unseen=False, samples=0)
+
+
+def a_document(folder: Path) -> Document:
+    """Every kind of table and one figure: values of all ranks, a missing one, a failed one whose reason is nasty."""
+    suite = every_kind()
+    count = len(list(suite.planned()))
+    values = [0.5 + 0.01 * place for place in range(count)]
+    sweep = {f"average_samples_{v}": [0.4 + 0.01 * v] * count for v in range(1, 11)}
+    results = results_frame(suite, average=values, worst_local=values, unseen_average=values, **sweep)
+    results.loc[0, ["status", "reason"]] = ["failed", "a_b & 50% of <c> | #1 {x} ~ ^ \\ $y [z](u) *w* `v` µ ψ"]
+    results.loc[1, "status"] = "failed"
+    results.loc[2, "status"] = "missing"
+    records = records_frame(suite, {(2, key, 0): [[0.5, 0.6]] * 2 for key in ("pfedbayespt", "no-mixture")})
+    summary, paired = summarise(suite, results, records, folder)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    figure = Figure("dot", "A dot & more", "A dot: 100 %.", folder / "figures/dot.png", folder / "figures/dot.pdf")
+    canvas = matplotlib.figure.Figure(figsize=(1, 1))
+    for path in (figure.png, figure.pdf):
+        canvas.savefig(path)
+    return compose(suite, results, summary, paired, [figure])
