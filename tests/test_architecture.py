@@ -1,0 +1,76 @@
+"""The import contract of pyproject.toml holds, notices a wrong import, and covers every part of the harness."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A copy of the three packages that a test may spoil."""
+    for name in ("methods", "datasets", "harness"):
+        shutil.copytree(
+            ROOT / name, tmp_path / "fedprompt" / name, ignore=shutil.ignore_patterns("__pycache__", "assets")
+        )
+    return tmp_path
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LINT, "--config", str(ROOT / "pyproject.toml"), "--no-cache", "--no-logo"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_packages_keep_the_contract(packages: Path) -> None:
+    result = lint(packages)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("methods/fedvpt.py", "fedprompt.harness.cells.cell"),
+        ("methods/fedvpt.py", "fedprompt.harness.model.weights"),
+        ("methods/fedvpt.py", "fedprompt.datasets"),
+        ("datasets/glyphs.py", "fedprompt.methods"),
+        ("harness/core/__init__.py", "fedprompt.harness.model.batch"),
+        ("harness/federation/__init__.py", "fedprompt.harness.cells"),
+        ("harness/planning/__init__.py", "fedprompt.harness.tuning"),
+    ],
+)
+def test_a_wrong_import_breaks_the_contract(packages: Path, importer: str, imported: str) -> None:
+    path = packages / "fedprompt" / importer
+    path.write_text(f"{path.read_text()}\n\ndef _hidden() -> None:\n    import {imported}\n")
+    result = lint(packages)
+    assert result.returncode == 1
+    module = importer.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert f"fedprompt.{module} -> {imported}" in result.stdout
+
+
+def test_the_contract_names_every_part_of_the_harness() -> None:
+    layers = " ".join(PYPROJECT["importlinter"]["contracts"][0]["layers"])
+    named = {name for name in layers.split() if name not in ("|", ":")}
+    parts = {f"fedprompt.harness.{path.parent.name}" for path in ROOT.glob("harness/*/__init__.py")}
+    leaves = {f"fedprompt.harness.model.{path.stem}" for path in ROOT.glob("harness/model/[a-z]*.py")}
+    assert named == (parts - {"fedprompt.harness.model"}) | leaves | {"fedprompt.methods", "fedprompt.datasets"}
+
+
+def test_every_package_is_installed() -> None:
+    folders = {path.parent for top in ("methods", "datasets", "harness") for path in (ROOT / top).rglob("__init__.py")}
+    names = {f"fedprompt.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
+    assert names | {"fedprompt.paper"} == set(PYPROJECT["setuptools"]["packages"])
