@@ -7,12 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of a source with its official split; row ``i`` of every array is image ``i``."""
+    """All images of a source and their split; row ``i`` of every array is image ``i``."""
 
     name: str
     images: np.ndarray  # uint8, (n, 3, height, width); often a memory map
     labels: np.ndarray  # int64, (n,)
-    domains: np.ndarray  # int64, (n,); all zero where the source has no domains
+    domains: np.ndarray  # int64, (n,); all zero if the source has no domains
     is_test: np.ndarray  # bool, (n,)
     class_names: tuple[str, ...]  # class_names[label]
     domain_names: tuple[str, ...]  # domain_names[domain]

@@ -1,4 +1,4 @@
-"""Fetching files: resumable, verified, unpacked whole or not at all."""
+"""Downloads that resume, are verified, and are unpacked completely or not at all."""
 
 import hashlib
 import shutil
@@ -22,12 +22,12 @@ TIMEOUT = 60
 
 @dataclass(frozen=True)
 class Download:
-    """A file of a data set at its maintainers' address."""
+    """A file that the maintainers of a data set offer."""
 
     url: str
     md5: str
     unpack: bool = False
-    rename: tuple[str, str] | None = None  # a top folder of the archive and the name it gets here
+    rename: tuple[str, str] | None = None  # a top-level folder of the archive, and its name here
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class Download:
 
 
 def fetch(download: Download, folder: Path) -> Path:
-    """Download into ``folder`` unless it is there already; an interrupted download goes on where it stopped."""
+    """Download into ``folder`` unless it is there already; an interrupted download resumes where it stopped."""
     target = folder / download.name
     part = folder / f"{download.name}.part"
     try:
@@ -48,9 +48,9 @@ def fetch(download: Download, folder: Path) -> Path:
         part.rename(target)
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        again = f"run again to go on ({part} keeps what came)" if part.exists() else "try again later"
+        retry = f"run again to resume ({part} holds what has arrived)" if part.exists() else "try again later"
         raise UserError(
-            f"cannot fetch {download.url} ({reason}); {again}, or put the file into {folder} yourself"
+            f"cannot fetch {download.url} ({reason}); {retry}, or put the file into {folder} yourself"
         ) from error
     except OSError as error:
         raise UserError(
@@ -60,7 +60,7 @@ def fetch(download: Download, folder: Path) -> Path:
 
 
 def unpack(download: Download, archive: Path) -> None:
-    """Extract beside the archive, with the archives inside it; folders appear when they are complete."""
+    """Extract beside the archive, along with the archives inside it; a folder appears when it is complete."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{archive.name}-", dir=archive.parent))
     try:
         _extract(archive, scratch)
@@ -68,14 +68,14 @@ def unpack(download: Download, archive: Path) -> None:
             _extract(inner, inner.parent)
         for path in scratch.iterdir():
             old, new = download.rename or (path.name, path.name)
-            place = archive.parent / (new if path.name == old else path.name)
-            if place.exists():
-                shutil.rmtree(place) if place.is_dir() else place.unlink()
-            path.rename(place)
+            target = archive.parent / (new if path.name == old else path.name)
+            if target.exists():
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
+            path.rename(target)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}); delete it and run again") from error
     except OSError as error:
-        raise UserError(f"cannot unpack {archive}: {error.strerror or error}; nothing was kept") from error
+        raise UserError(f"cannot unpack {archive}: {error.strerror or error}; nothing was left behind") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -86,33 +86,33 @@ def _transfer(url: str, part: Path) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing beyond what we have: complete, or not this file; the checksum tells
+        if error.code == 416:  # nothing beyond what we have: the file is complete or another one; the checksum tells
             return
         raise
     with response, progress(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as bar:
-        if begin and response.status != 206:  # the server cannot resume and sends all of it
+        if begin and response.status != 206:  # the server cannot resume and sends everything
             begin = 0
         length = response.headers.get("Content-Length")
         total = begin + int(length) if length else None
         task = bar.add_task(part.name.removesuffix(".part"), completed=begin, total=total)
-        got = begin
+        received = begin
         with part.open("ab" if begin else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
-                got += len(chunk)
-                bar.update(task, completed=got)
-        if total is not None and got < total:
-            raise ConnectionError(f"the connection ended after {got:,} of {total:,} bytes")
+                received += len(chunk)
+                bar.update(task, completed=received)
+        if total is not None and received < total:
+            raise ConnectionError(f"the connection ended after {received:,} of {total:,} bytes")
 
 
 def _verify(path: Path, download: Download) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != download.md5:
-        if path.suffix == ".part":  # a file of the user's own is not ours to delete
+        md5 = hashlib.file_digest(file, "md5").hexdigest()
+    if md5 != download.md5:
+        if path.suffix == ".part":  # a file that the user put there is not ours to delete
             path.unlink()
         raise UserError(
-            f"{path} does not match its checksum (MD5 {found}, expected {download.md5}); "
+            f"{path} does not match its checksum (MD5 {md5}, expected {download.md5}); "
             f"{'it was removed, run again' if path.suffix == '.part' else 'remove it and run again'}"
         )
 

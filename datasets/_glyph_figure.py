@@ -25,7 +25,7 @@ def sheet(images: np.ndarray, columns: int) -> np.ndarray:
 
 
 def one_of_each(data: Dataset, labels: range, domain: int, skip: int = 0) -> np.ndarray:
-    """The training image number ``skip`` of each class in one style."""
+    """One training image of each class in one style: the one after the first ``skip``."""
     return np.stack([data.images[(data.labels == k) & (data.domains == domain)][skip] for k in labels])
 
 
@@ -60,7 +60,7 @@ def figure() -> Figure:
     bottom.set_yticks([step * k + domains.image_size / 2 for k in range(3)], pretrain.domain_names, fontsize=8)
     bottom.tick_params(length=0)
     show(right.subplots(), sheet(one_of_each(hundred, range(100), 0), 10), "(c) glyph-100: 100 classes")
-    canvas.supxlabel("* style that the backbone micro-vit did not see in pretraining", fontsize=8)
+    canvas.supxlabel("* styles that the backbone micro-vit did not see in pretraining", fontsize=8)
     return canvas
 
 

@@ -26,7 +26,7 @@ def font_path(font: str) -> Path:
 
 @cache
 def fonts_hash() -> str:
-    """Changes with any byte of any font used, so that a new matplotlib cannot silently change the data."""
+    """Changes with any byte of any font in use, so that a new matplotlib cannot silently change the data."""
     digest = hashlib.sha256()
     for font in FONTS:
         digest.update(font_path(font).read_bytes())
@@ -68,15 +68,15 @@ def mask(char: str, font: str) -> np.ndarray | None:
 
 def masks(char: str) -> np.ndarray:
     """All drawings of a character, (fonts that have it, SIZE, SIZE)."""
-    drawn = [mask(char, font) for font in FONTS]
-    return np.stack([one for one in drawn if one is not None])
+    drawings = (mask(char, font) for font in FONTS)
+    return np.stack([drawing for drawing in drawings if drawing is not None])
 
 
 def likeness(chars: str, others: str) -> torch.Tensor:
-    """How alike characters look at one size: (len(chars), len(others)), 1 for the same picture.
+    """How alike characters look at the same size: (len(chars), len(others)), 1 for identical pictures.
 
-    The correlation of softly blurred masks, the highest over the fonts that have both: Latin and Cyrillic A
-    are 1 although their code points differ, and O, o and Ο are near 1 because size is normalised away.
+    The correlation of softly blurred masks, maximised over the fonts that have both characters: 1 for Latin and
+    Cyrillic A although their code points differ, and nearly 1 for O, o and Ο because size is normalised away.
     """
     best = torch.full((len(chars), len(others)), -1.0)
     for font in FONTS:
@@ -90,10 +90,9 @@ def likeness(chars: str, others: str) -> torch.Tensor:
 
 def _signatures(chars: str, font: str) -> tuple[list[int], torch.Tensor]:
     """Which of ``chars`` the font has, and their blurred masks as unit vectors of mean zero."""
-    drawn = [mask(char, font) for char in chars]
-    present = [i for i, one in enumerate(drawn) if one is not None]
-    if not present:
+    drawings = {index: drawing for index, char in enumerate(chars) if (drawing := mask(char, font)) is not None}
+    if not drawings:
         return [], torch.empty(0, 0)
-    pictures = torch.from_numpy(np.stack([one for one in drawn if one is not None]))
+    pictures = torch.from_numpy(np.stack(list(drawings.values())))
     soft = nnf.avg_pool2d(nnf.avg_pool2d(pictures[:, None], 8, 4, 2), 3, 1, 1).flatten(1)
-    return present, nnf.normalize(soft - soft.mean(1, keepdim=True))
+    return list(drawings), nnf.normalize(soft - soft.mean(1, keepdim=True))

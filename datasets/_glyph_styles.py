@@ -35,7 +35,7 @@ def blur(image: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def two_colours(n: int, rng: torch.Generator, gap: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ink and paper colours (n, 3, 1, 1) whose brightness differs by about ``gap`` or more, either way round."""
+    """Ink and paper, (n, 3, 1, 1), whose brightness differs by about ``gap`` or more; either may be brighter."""
     paper = uniform(0, 1, n, 3, 1, 1, rng=rng)
     ink = uniform(0, 1, n, 3, 1, 1, rng=rng)
     bright = paper.mean(1, keepdim=True)
@@ -79,7 +79,7 @@ def saturated(n: int, rng: torch.Generator) -> torch.Tensor:
 
 
 def sketch(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Pencil contours only, drawn twice with a slip, pressure coming and going."""
+    """Pencil contours only, drawn twice with a slip and with varying pressure."""
     edge = thicken(mask, 1) - thin(mask, 1)
     slip = torch.roll(edge, (2, -2), (2, 3))
     pressure = (0.35 + 0.9 * field(mask, 6, rng)).clamp(max=1)

@@ -3,18 +3,14 @@
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
-from rich.console import Console
-from rich.progress import track
 
 ImageFile = Path | zipfile.Path  # in a folder or in an archive
-T = TypeVar("T")
-DEFAULT_SIZE = 224  # of sets whose images differ in size
+DEFAULT_SIZE = 224  # for sets whose images differ in size
 UNREADABLE = (
     *(OSError, EOFError, ValueError, SyntaxError, KeyError),  # Pillow raises all of these on broken files
     *(struct.error, zlib.error, zipfile.BadZipFile, Image.DecompressionBombError),
@@ -27,7 +23,7 @@ def read_image(file: ImageFile) -> Image.Image:
         image: Image.Image = Image.open(stream)
         image.load()
         image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16-bit grey, which convert() would cut off instead of scale
+        if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip instead of scale
             return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)).convert("RGB")
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -50,14 +46,8 @@ def common_size(files: Iterable[ImageFile]) -> int:
             with file.open("rb") as stream, Image.open(stream) as image:
                 sizes.add(image.size)
         except UNREADABLE:
-            continue  # reported when it is decoded
+            continue  # will be reported when it is decoded
         if len(sizes) > 1:
             return DEFAULT_SIZE
     width, height = sizes.pop() if sizes else (DEFAULT_SIZE, DEFAULT_SIZE)
     return width if width == height <= DEFAULT_SIZE else DEFAULT_SIZE
-
-
-def with_progress(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """The items, with a bar on the terminal (and none in a log)."""
-    console = Console(stderr=True)
-    return iter(track(items, what, total, console=console, disable=not console.is_terminal))

@@ -1,4 +1,4 @@
-"""The folder layouts in which the data sets come; one function each, from a folder to a listing."""
+"""The folder layouts of the public data sets: one function each, from a folder to a listing."""
 
 import io
 import json
@@ -73,7 +73,7 @@ def domainnet(folder: Path, subsample: str) -> Listing:
 
 
 def pacs(folder: Path) -> Listing:
-    """``<domain>/<class>/*``; the official train and crossval lists make the split where they are there."""
+    """``<domain>/<class>/*``; the official train and crossval lists make the split where they exist."""
     images = folder / "kfold" if (folder / "kfold").is_dir() else folder
     if not any(folder.rglob("*_train_kfold.txt")):
         return domain_tree(images, PACS_DOMAINS, "pacs")
@@ -89,7 +89,7 @@ def tiny_imagenet(folder: Path) -> Listing:
     """``train/<wnid>/images/*``; the labelled val images are the test split, named in ``val_annotations.txt``."""
     entries = class_tree(folder / "train")
     rearranged = [place for place in subfolders(folder / "val") if place.name != "images"]
-    if rearranged:  # a common step: val/<wnid>/* instead of the annotations
+    if rearranged:  # a common rearrangement: val/<wnid>/* instead of the annotations
         entries += class_tree(folder / "val", is_test=True)
     else:
         lines = read_split_file(folder / "val" / "val_annotations.txt", "tiny-imagenet").splitlines()
@@ -188,25 +188,25 @@ class _DomainFiles:
         self.base: Path | zipfile.Path = folder
         if not (folder / domain).is_dir():
             if not archive.exists():
-                raise MissingDataError(f"domainnet: neither {folder / domain}/ nor {archive} is there")
+                raise MissingDataError(f"domainnet: neither {folder / domain}/ nor {archive} exists")
             try:
                 self.base = zipfile.Path(zipfile.ZipFile(archive))
             except (OSError, zipfile.BadZipFile) as error:
-                raise UserError(f"domainnet: {archive} is no whole zip file ({error}); fetch it again") from error
+                raise UserError(f"domainnet: {archive} is not a complete zip file ({error}); fetch it again") from error
 
     def at(self, path: str) -> ImageFile:
         return self.base / path
 
 
 def _split_file(folder: Path, name: str, what: str) -> list[tuple[str, str]]:
-    """Paths ``<domain>/<class>/<file>`` and their classes, from a list in the folder or one of its usual places."""
+    """Paths ``<domain>/<class>/<file>`` and their classes, from a list in the folder or in a usual place below."""
     places = [folder / part / name for part in ("", "splits", "txt", "kfold")]
     file = next((place for place in places if place.exists()), places[0])
     lines = read_split_file(file, what).splitlines()
     paths = [line.strip().rsplit(maxsplit=1)[0] for line in lines if line.strip()]
     bad = next((path for path in paths if path.count("/") != 2), None)
     if bad is not None:
-        raise UserError(f"{what}: {file} holds the line {bad!r}, which is no <domain>/<class>/<file>")
+        raise UserError(f"{what}: {file} holds the line {bad!r}, which is not <domain>/<class>/<file>")
     return [(path, path.split("/")[1]) for path in paths]
 
 
@@ -251,12 +251,13 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in self.ALLOWED and module.split(".")[0] in ("numpy", "_codecs"):
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a data file")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a data file")
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
-        return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        batch: dict[str, Any] = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        return batch
     except FileNotFoundError:
         raise MissingDataError(f"the file {path} is missing") from None
     except (pickle.UnpicklingError, EOFError, ValueError, ImportError) as error:

@@ -58,7 +58,7 @@ class Entry:
 def gather_listing(
     entries: Sequence[Entry], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
 ) -> Listing:
-    """Number classes and domains in the order given, else in alphabetical order."""
+    """Number classes and domains in the order given, or alphabetically."""
     classes = tuple(class_names or sorted({entry.class_name for entry in entries}))
     domains = tuple(domain_names or sorted({entry.domain for entry in entries}))
     label_of = {name: number for number, name in enumerate(classes)}
@@ -76,23 +76,23 @@ def gather_listing(
 def subfolders(folder: Path) -> list[Path]:
     """Visible folders in a fixed order."""
     try:
-        found = [path for path in folder.iterdir() if path.is_dir() and _visible(path.name)]
+        folders = [path for path in folder.iterdir() if path.is_dir() and _visible(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         raise MissingDataError(f"the folder {folder} is missing") from None
-    return sorted(found, key=_composed)
+    return sorted(folders, key=_composed)
 
 
 def image_files(folder: Path) -> list[Path]:
     """All visible image files below ``folder`` in a fixed order, whatever the case of their endings."""
-    found = []
+    files = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _visible(name)]
-        found += [Path(place, name) for name in names if _visible(name) and name.lower().endswith(ENDINGS)]
-    return sorted(found, key=_composed)
+        files += [Path(place, name) for name in names if _visible(name) and name.lower().endswith(ENDINGS)]
+    return sorted(files, key=_composed)
 
 
 def plain_name(path: Path) -> str:
-    """A folder's name; composed, since some systems store accents as separate characters."""
+    """A folder's name, with accents composed, since some systems store them as separate characters."""
     return _composed(path.name)
 
 

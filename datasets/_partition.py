@@ -1,6 +1,7 @@
-"""Who has what: row numbers of every client and split, with a content hash that goes into every record."""
+"""Which client has which rows in each split, with a content hash that every record carries."""
 
 import hashlib
+import io
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.core.rng import numpy_rng
 
 SPLITS = ("train", "test", "val")
@@ -24,7 +26,7 @@ class Partition:
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
-    val: tuple[np.ndarray, ...]  # empty arrays unless a validation part was asked for
+    val: tuple[np.ndarray, ...]  # empty arrays unless ``val_fraction`` is set
     unseen: tuple[int, ...] = ()  # clients that never take part in training
 
     @property
@@ -41,13 +43,11 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """Write the arrays and the hash as .npz; the file appears whole or not at all."""
-        scratch = path.with_name(f".{path.name}.part")
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **self._flat(), hash=np.array(self.hash))
         try:
-            with scratch.open("wb") as file:
-                np.savez_compressed(file, **self._flat(), hash=np.array(self.hash))
-            scratch.replace(path)
+            write_atomic(path, buffer.getvalue())
         except OSError as error:
-            scratch.unlink(missing_ok=True)
             raise UserError(f"cannot write the partition {path}: {error.strerror}") from error
 
     @classmethod
@@ -56,9 +56,9 @@ class Partition:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
-            cut = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
-            lists = {name: tuple(np.split(arrays[name], cut[name])) for name in SPLITS}
-            partition = cls(**lists, unseen=tuple(int(client) for client in arrays["unseen"]))
+            ends = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
+            rows = {name: tuple(np.split(arrays[name], ends[name])) for name in SPLITS}
+            partition = cls(**rows, unseen=tuple(int(client) for client in arrays["unseen"]))
             whole = partition.hash == str(arrays["hash"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"partition file {path} cannot be read ({error}); make it again") from error
@@ -78,8 +78,8 @@ class Partition:
 def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
     """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
 
-    ``shots`` are drawn first, then ``val_fraction`` of what each client has left is moved from train to val,
-    in proportion to its classes. A smaller ``shots`` is a subset of a larger one; so is ``test_shots``.
+    ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
+    to its classes. The rows of fewer ``shots`` are a subset of the rows of more; the same holds for ``test_shots``.
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
@@ -91,7 +91,7 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
         test = [_few(rows, labels, spec.test_shots, _rng(seed, "test shots", k)) for k, rows in enumerate(test)]
     _check_sizes(spec, dataset, train, test, least_train=2 if val_fraction else 1)
     val = [_held_out(rows, labels, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
-    train = [np.setdiff1d(rows, held) for rows, held in zip(train, val, strict=True)]
+    train = [np.setdiff1d(rows, val_rows) for rows, val_rows in zip(train, val, strict=True)]
     return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed))
 
 
@@ -101,12 +101,12 @@ def _rng(seed: int, what: str, client: int) -> np.random.Generator:
 
 def _few(rows: np.ndarray, labels: np.ndarray, shots: int, rng: np.random.Generator) -> np.ndarray:
     rows = rng.permutation(rows)
-    kept = [rows[labels[rows] == label][:shots] for label in np.unique(labels[rows])]
-    return np.sort(np.concatenate([*kept, np.empty(0, np.int64)])).astype(np.int64)
+    per_class = [rows[labels[rows] == label][:shots] for label in np.unique(labels[rows])]
+    return np.sort(np.concatenate([*per_class, np.empty(0, np.int64)])).astype(np.int64)
 
 
 def _held_out(rows: np.ndarray, labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Systematic sampling of the rows in class order: every class gives its share within one image."""
+    """Systematic sampling of the rows in class order: every class gives its share, give or take one image."""
     if not fraction:
         return np.empty(0, np.int64)
     count = min(max(1, round(fraction * len(rows))), len(rows) - 1)

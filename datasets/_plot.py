@@ -1,4 +1,4 @@
-"""Who has what, as a picture."""
+"""A picture of a partition: how many images of which class each client has."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,12 @@ from fedprompt.harness.core.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CELL = 0.28  # inches a cell, so that a printed label fits beside its row
-NAMED = 40  # more rows or columns than this are numbered, not named
+CELL = 0.28  # inches per cell, so that a printed label fits beside its row
+NAMED = 40  # more rows or columns than this get numbers instead of names
 
 
 def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
-    """Draw train images of every client by class and, where there are several, by domain (PNG, PDF or SVG)."""
+    """Draw the train images per client and class, and per domain if there are several (PNG, PDF or SVG)."""
     from matplotlib.figure import Figure
 
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
@@ -44,7 +44,7 @@ def _heat_map(ax: "Axes", counts: np.ndarray, what: str, names: tuple[str, ...],
     from matplotlib.colors import LinearSegmentedColormap
 
     clients, columns = counts.shape
-    # One hue reads the same for colour-blind eyes and in grey; it starts above white, which means nothing at all.
+    # A single hue reads the same for colour-blind readers and in grey; white is left for cells without images.
     shades = LinearSegmentedColormap.from_list("shades", ["#d6e6f4", "#4292c6", "#08306b"])
     image = ax.imshow(np.ma.masked_equal(counts, 0), cmap=shades, vmin=0, vmax=counts.max(), aspect="auto")
     ax.figure.colorbar(image, ax=ax, label="train images", shrink=0.8)

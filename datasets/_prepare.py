@@ -1,4 +1,4 @@
-"""From a source's files to a prepared store, with a report of what was found."""
+"""From a source's files to a prepared store, with an account of what the files hold."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,13 +10,14 @@ import numpy as np
 from PIL import Image
 
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array, with_progress
+from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array
 from fedprompt.datasets._listing import Listing
 from fedprompt.datasets._store import new_store, open_store, write_images, write_rest
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.progress import track
 
 CHUNK = 256  # images in memory at a time
-SHOWN = 10  # lines of a list in the printed report
+SHOWN = 10  # lines printed of a list of duplicates
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Duplicate:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What ``prepare`` found. ``dataset`` is None when unreadable files kept the store from being written."""
+class Preparation:
+    """What ``prepare`` read and wrote. ``dataset`` is None if unreadable files kept the store from being written."""
 
     name: str
     source: str
@@ -46,11 +47,12 @@ class Report:
         return self.dataset is not None
 
     def count(self, *, split: str | None = None, domain: str | None = None, class_name: str | None = None) -> int:
-        wanted = (split, domain, class_name)
-        return sum(n for key, n in self.counts.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+        """Images with these properties; None stands for any."""
+        asked = (split, domain, class_name)
+        return sum(n for key, n in self.counts.items() if all(a in (None, k) for a, k in zip(asked, key, strict=True)))
 
     def format_report(self) -> str:
-        """The report as text, for the terminal."""
+        """All of it as text, for the terminal."""
         domains = list(dict.fromkeys(domain for _, domain, _ in self.counts))
         classes = list(dict.fromkeys(name for _, _, name in self.counts))
         lines = [f"{self.name} from {self.source}"]
@@ -82,7 +84,9 @@ class Report:
         return [f"    {c}: {train:,} train, {test:,} test" for c, (train, test) in zip(classes, pairs, strict=True)]
 
 
-def build_store(name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = "") -> Report:
+def build_store(
+    name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = ""
+) -> Preparation:
     """Decode every image once into ``store``; unreadable ones are listed, and left out only if ``skip_bad``."""
     if not len(listing.labels):
         raise UserError(f"{name}: no images found in {source}")
@@ -91,31 +95,31 @@ def build_store(name: str, listing: Listing, source: str, store: Path, skip_bad:
     bad: list[tuple[str, str]] = []
     with new_store(store) as scratch:
         write_images(scratch, _decoded(listing, size, digests, bad))
-        kept = listing.take(np.array([row for row, digest in enumerate(digests) if digest], np.int64))
+        readable = listing.take(np.array([row for row, digest in enumerate(digests) if digest], np.int64))
         complete = skip_bad or not bad
         if complete:
-            _check(name, kept)
-            arrays = {"labels": kept.labels, "domains": kept.domains, "is_test": kept.is_test}
-            notes = {"source": source, "notes": kept.notes, "fingerprint": fingerprint}
-            write_rest(scratch, name, arrays, kept.class_names, kept.domain_names, **notes)
-    return Report(
+            _check(name, readable)
+            arrays = {"labels": readable.labels, "domains": readable.domains, "is_test": readable.is_test}
+            notes = {"source": source, "notes": readable.notes, "fingerprint": fingerprint}
+            write_rest(scratch, name, arrays, readable.class_names, readable.domain_names, **notes)
+    return Preparation(
         name=name,
         source=source,
         dataset=open_store(store) if complete else None,
-        counts=_count(kept),
-        duplicates=_duplicates(kept, [digest for digest in digests if digest]),
+        counts=_count(readable),
+        duplicates=_duplicates(readable, [digest for digest in digests if digest]),
         unreadable=tuple(bad),
-        notes=kept.notes,
+        notes=readable.notes,
     )
 
 
 def _decoded(
     listing: Listing, size: int, digests: list[bytes | None], bad: list[tuple[str, str]]
 ) -> Iterator[np.ndarray]:
-    """Chunks of readable images in order; notes the digest of every row and the reason of every failure."""
+    """Chunks of readable images in order; appends every row's digest, and every failure with its reason."""
     starts = range(0, len(listing.labels), CHUNK)
-    with ThreadPoolExecutor() as pool:  # Pillow decodes outside of Python's lock
-        for start in with_progress(starts, "reading images", len(starts)):
+    with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock while it decodes
+        for start in track(starts, "reading images"):
             files = listing.images[start : start + CHUNK]
             images = []
             for file, result in zip(files, pool.map(lambda file: _decode(file, size), files), strict=True):
@@ -141,9 +145,9 @@ def _decode(file: ImageFile | np.ndarray, size: int) -> tuple[np.ndarray, bytes]
 
 def _check(name: str, listing: Listing) -> None:
     """A class without train images, or no test images at all, would make every later number meaningless."""
-    held = np.bincount(listing.labels[~listing.is_test], minlength=len(listing.class_names))
-    if not held.all():
-        empty = listing.class_names[int(np.argmin(held))]
+    train_images = np.bincount(listing.labels[~listing.is_test], minlength=len(listing.class_names))
+    if not train_images.all():
+        empty = listing.class_names[int(np.argmin(train_images))]
         raise UserError(f"{name}: class {empty!r} has no readable train image")
     if not listing.is_test.any():
         raise UserError(f"{name}: no class has two readable images, so nothing is left for a test split")
@@ -163,15 +167,15 @@ def _duplicates(listing: Listing, digests: list[bytes]) -> tuple[Duplicate, ...]
     def describe(row: int) -> str:
         return f"row {row}" if isinstance(listing.images, np.ndarray) else str(listing.images[row])
 
-    first: dict[bytes, int] = {}
-    found = []
+    first_row: dict[bytes, int] = {}
+    duplicates = []
     for row, digest in enumerate(digests):
-        one = first.setdefault(digest, row)
-        if one != row:
-            across = bool(listing.is_test[one] != listing.is_test[row])
-            other = bool(listing.labels[one] != listing.labels[row])
-            found.append(Duplicate(describe(one), describe(row), across, other))
-    return tuple(found)
+        first = first_row.setdefault(digest, row)
+        if first != row:
+            across = bool(listing.is_test[first] != listing.is_test[row])
+            other_class = bool(listing.labels[first] != listing.labels[row])
+            duplicates.append(Duplicate(describe(first), describe(row), across, other_class))
+    return tuple(duplicates)
 
 
 def _shortened(lines: list[str]) -> list[str]:

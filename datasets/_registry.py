@@ -1,4 +1,4 @@
-"""Data sets by name: the ones that ship with the suite, a user's folder, and those of installed packages."""
+"""Data sets by name: those that the suite knows, a user's folder, and those of installed packages."""
 
 import hashlib
 import os
@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._images import to_array, with_progress
+from fedprompt.datasets._images import to_array
 from fedprompt.datasets._layouts import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files
-from fedprompt.datasets._prepare import Report, build_store
+from fedprompt.datasets._prepare import Preparation, build_store
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._store import (
     is_store,
@@ -28,6 +28,7 @@ from fedprompt.datasets._store import (
 )
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.progress import track
 
 GROUP = "fedprompt.datasets"
 FOLDER = "folder:"
@@ -35,17 +36,17 @@ EMBEDDED = {
     "glyph-domains": "10 glyph classes in 6 styles, drawn on first use",
     "glyph-100": "100 glyph classes, drawn on first use",
 }
-Loader = Callable[[Path | None], Dataset]  # what an entry point names: from the user's root to the data set
+Loader = Callable[[Path | None], Dataset]  # what an entry point names: a function from the user's root to the data set
 
 
-@cache  # each cell of a suite asks, and the answer is in the metadata of every installed package
+@cache  # every cell of a suite asks, and the answer takes reading the metadata of every installed package
 def entry_points(*, group: str) -> metadata.EntryPoints:
     return metadata.entry_points(group=group)
 
 
 def dataset_names() -> list[str]:
-    """Every name that :func:`load_dataset` knows, sorted; ``folder:PATH`` comes on top."""
-    return sorted({*EMBEDDED, *SOURCES, *_outside()})
+    """Every name that :func:`load_dataset` knows, sorted; it knows any ``folder:PATH`` as well."""
+    return sorted({*EMBEDDED, *SOURCES, *_installed()})
 
 
 def describe_dataset(name: str) -> str:
@@ -55,13 +56,13 @@ def describe_dataset(name: str) -> str:
         return f"{source.classes:,} classes; needs {source.layout}{f' from {source.home}' if source.home else ''}"
     if name in EMBEDDED:
         return EMBEDDED[name]
-    return f"from an installed package ({_outside()[name].value})"
+    return f"from an installed package ({_installed()[name].value})"
 
 
 def load_dataset(name: str, *, root: Path | None = None, image_size: int | None = None) -> Dataset:
-    """Open a data set at ``image_size`` (None: its own), prepared on first use and mapped from disk later.
+    """Open a data set at ``image_size`` (None: as stored). It is prepared on first use and mapped from disk.
 
-    ``root`` (or $FEDPROMPT_DATA) is the folder with the downloaded files; once prepared it is not needed.
+    ``root`` (or $FEDPROMPT_DATA) is the folder with the downloaded files; a prepared data set does not need it.
     """
     if image_size is not None and image_size < 1:
         raise UserError(f"image_size={image_size} must be at least 1")
@@ -69,19 +70,49 @@ def load_dataset(name: str, *, root: Path | None = None, image_size: int | None 
     return dataset if image_size in (None, dataset.image_size) else _resized(dataset, image_size)
 
 
-def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Report:
+def is_prepared(name: str) -> bool:
+    """Whether the public data set ``name`` has a prepared store, so that it loads without a root."""
+    return is_store(_store_of(name))
+
+
+def load_labels(name: str, root: Path | None = None) -> Dataset:
+    """The data set; if it is public and not prepared, without images, so that none is decoded (shape (n, 3, 0, 0)).
+
+    Raises :class:`MissingDataError` if a public data set is not prepared and its files are not under ``root`` either.
+    """
+    source = SOURCES.get(name)
+    if source is None or is_prepared(name):
+        return load_dataset(name, root=root)
+    source_root = _root(root)
+    if source_root is None:
+        raise _not_prepared(source)
+    listing = source.listing(source_root)
+    return Dataset(
+        name,
+        images=np.empty((len(listing.labels), 3, 0, 0), np.uint8),
+        labels=listing.labels,
+        domains=listing.domains,
+        is_test=listing.is_test,
+        class_names=listing.class_names,
+        domain_names=listing.domain_names,
+        checksum="",
+    )
+
+
+def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Preparation:
     """Check or fetch the files of a data set and write its store anew.
 
-    With unreadable files and without ``skip_bad`` nothing is written: the report lists them and has no dataset.
+    If files are unreadable and ``skip_bad`` is not set, nothing is written: the result lists them and has no dataset.
     """
     if name.startswith(FOLDER):
         folder = _user_path(name)
-        print_of = _fingerprint(folder)
-        return build_store(name, user_folder(folder), str(folder), _store_of(name), skip_bad, print_of)
+        return build_store(
+            name, user_folder(folder), str(folder), _store_of(name), skip_bad, fingerprint=_fingerprint(folder)
+        )
     source = _public_source(name)
     root = _root(root)
     if root is None:
-        raise UserError(f"{name}: say where its files are or shall go: fedprompt prepare {name} --root DIR")
+        raise UserError(f"{name}: say where its files are or should go: fedprompt prepare {name} --root DIR")
     try:
         listing = source.listing(root)
     except MissingDataError:
@@ -97,8 +128,8 @@ def _load(name: str, root: Path | None) -> Dataset:
         from fedprompt.datasets import glyphs
 
         return glyphs.glyph_domains() if name == "glyph-domains" else glyphs.glyph_100()
-    if name in _outside():
-        loader: Loader = _outside()[name].load()
+    if name in _installed():
+        loader: Loader = _installed()[name].load()
         return loader(root)
     store = _store_of(name)
     if name.startswith(FOLDER):
@@ -114,37 +145,37 @@ def _load(name: str, root: Path | None) -> Dataset:
 
 
 def _prepare_or_raise(name: str, root: Path | None) -> None:
-    report = prepare(name, root, download=False)
-    if report.dataset is None:
-        path, reason = report.unreadable[0]
+    preparation = prepare(name, root, download=False)
+    if preparation.dataset is None:
+        path, reason = preparation.unreadable[0]
         raise UserError(
-            f"{name}: {len(report.unreadable)} unreadable images, the first is {path} ({reason}); "
+            f"{name}: {len(preparation.unreadable)} unreadable images, the first is {path} ({reason}); "
             f"repair them or run: fedprompt prepare {name} --root {_root(root) or 'DIR'} --skip-bad"
         )
 
 
-def _outside() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
+def _installed() -> dict[str, EntryPoint]:
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
-        if point.name in found or point.name in EMBEDDED or point.name in SOURCES:
+        if point.name in points or point.name in EMBEDDED or point.name in SOURCES:
             raise UserError(
                 f"two data sets are called {point.name!r}; one comes from {point.value}: rename or remove it"
             )
-        found[point.name] = point
-    return found
+        points[point.name] = point
+    return points
 
 
 def _public_source(name: str) -> Source:
     if name in SOURCES:
         return SOURCES[name]
-    if name in EMBEDDED or name in _outside():
+    if name in EMBEDDED or name in _installed():
         raise UserError(f"{name!r} needs no preparation; it is ready to use")
-    raise unknown("data set", name, dataset_names(), hint="A folder of your own: folder:PATH.")
+    raise unknown("data set", name, dataset_names(), hint="For your own images: folder:PATH.")
 
 
 def _root(root: Path | None) -> Path | None:
-    named = os.environ.get("FEDPROMPT_DATA")
-    return root or (Path(named) if named else None)
+    configured = os.environ.get("FEDPROMPT_DATA")
+    return root or (Path(configured) if configured else None)
 
 
 def _store_of(name: str) -> Path:
@@ -159,7 +190,7 @@ def _user_path(name: str) -> Path:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Names, sizes and times of a user's own files, which may change between two runs."""
+    """Names, sizes and times of a user's files, which may change between two runs."""
     digest = hashlib.sha256()
     for path in image_files(folder):
         stat = path.stat()
@@ -170,13 +201,10 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _check_source(source: Source, root: Path | None, store: Path) -> None:
-    """There must be a store or a root; and a store must come from the root that is named, if that holds the data."""
+    """There must be a store or a root, and if the root holds the data, the store must have been made from them."""
     if not is_store(store):
         if root is None:
-            raise MissingDataError(
-                f"{source.name} is not prepared; run: fedprompt prepare {source.name} --root DIR "
-                f"(DIR holds or gets {source.layout})"
-            )
+            raise _not_prepared(source)
         return
     try:
         folder = str(source.find(root).resolve()) if root else None
@@ -190,8 +218,15 @@ def _check_source(source: Source, root: Path | None, store: Path) -> None:
         )
 
 
+def _not_prepared(source: Source) -> MissingDataError:
+    return MissingDataError(
+        f"{source.name} is not prepared; run: fedprompt prepare {source.name} --root DIR "
+        f"(DIR holds or will get {source.layout})"
+    )
+
+
 def _resized(dataset: Dataset, size: int) -> Dataset:
-    """The data set at another image size, from a store kept for this content and size."""
+    """The data set at another image size, from a store for this content and size."""
     label = dataset.name.split(":")[0]
     folder = cache_dir() / "resized" / f"{label}-{dataset.checksum[:16]}-{size}"
     if not is_store(folder):
@@ -204,7 +239,7 @@ def _resized(dataset: Dataset, size: int) -> Dataset:
 def _write_resized(dataset: Dataset, size: int, folder: Path) -> None:
     arrays = {"labels": dataset.labels, "domains": dataset.domains, "is_test": dataset.is_test}
     with new_store(folder) as scratch:
-        images = with_progress(dataset.images, f"resizing {dataset.name} to {size} px", len(dataset.images))
+        images = track(dataset.images, f"resizing {dataset.name} to {size} px", len(dataset.images))
         pictures = (Image.fromarray(np.ascontiguousarray(np.moveaxis(image, 0, -1))) for image in images)
         write_images(scratch, (to_array(picture, size)[None] for picture in pictures))
         write_rest(scratch, dataset.name, arrays, dataset.class_names, dataset.domain_names)

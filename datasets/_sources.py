@@ -1,4 +1,4 @@
-"""The public data sets: where their files are, how they lie in a folder, how many classes to expect."""
+"""The public data sets: where to get their files, how they are laid out, how many classes to expect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ class Source:
     name: str
     classes: int
     list_files: Callable[[Path], Listing]
-    layout: str  # what the user has to put into the folder, for messages
-    markers: tuple[str, ...]  # a folder that holds one of these is the data set's
-    inside: tuple[str, ...] = ()  # folders below the root in which it may lie
+    layout: str  # what the folder must hold, for messages
+    markers: tuple[str, ...]  # a folder that holds one of these holds the data set
+    inside: tuple[str, ...] = ()  # folders below the root where it may be
     downloads: tuple[Download, ...] = ()
     home: str = ""  # the maintainers' page
-    folder: str = ""  # below the root, for downloads; the data set's name unless two share their files
+    folder: str = ""  # for downloads, below the root; empty: the data set's name (two data sets may share their files)
 
     def find(self, root: Path) -> Path:
-        """The folder with the files: the root, or one below it that carries the data set's name."""
+        """The folder with the files: the root, or one below it with the data set's name."""
         names = (self.folder or self.name, self.name.replace("-", "_"), "")
         for folder in [root / name / part for name in names for part in (*self.inside, "")]:
             if any((folder / marker).exists() for marker in self.markers):
                 return folder
-        raise MissingDataError(f"{self.name}: nothing of it under {root}; {self.help(root)}")
+        raise MissingDataError(f"{self.name}: none of its files under {root}; {self.help(root)}")
 
     def fetch(self, root: Path) -> None:
         """Download and unpack what the maintainers offer."""
@@ -47,7 +47,7 @@ class Source:
         return f"put {self.layout}{page} there{fetch}"
 
     def listing(self, root: Path) -> Listing:
-        """All files with labels, checked against what the data set is known to hold."""
+        """All files with their labels; the number of classes is checked."""
         folder = self.find(root)
         try:
             listing = self.list_files(folder)

@@ -1,4 +1,4 @@
-"""What a partition is asked to be: ``kind:key=value,...`` as text, a frozen dataclass a kind in code.
+"""What a partition is asked to be: ``kind:key=value,...`` as text, one frozen dataclass per kind in code.
 
 A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method.
 """
@@ -13,23 +13,23 @@ import numpy as np
 
 from fedprompt.datasets import _splits
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._splits import Split
+from fedprompt.datasets._splits import TrainTestRows
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.rng import numpy_rng
 
-TRIES = 100  # draws of a Dirichlet partition before we say that it does not fit
+TRIES = 100  # draws of a Dirichlet partition before it is given up
 Unseen = Literal["none", "half", "last_half"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSpec(ABC):
-    """Keys of every kind. ``str(spec)`` is canonical: equal specs, equal text."""
+    """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text."""
 
     kind: ClassVar[str]
     example: ClassVar[str]
 
     clients: int | None = None  # None: as many as the data have domains
-    shots: int = 0  # train images of a class that a client keeps; 0 keeps all
+    shots: int = 0  # train images that a client keeps of each class; 0 keeps all
     test_shots: int = 0  # the same for test images: a cheaper, coarser accuracy
     unseen: Unseen = "none"  # half: a random half never trains; last_half: the later clients never train
 
@@ -55,20 +55,20 @@ class PartitionSpec(ABC):
         return value != field.default or (field.name == "clients" and value is not None)
 
     @abstractmethod
-    def split(self, dataset: Dataset, seed: int) -> Split:
-        """Row numbers of every client, train and test."""
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
+        """The train rows and the test rows of every client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Domains(PartitionSpec):
-    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one a holder."""
+    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one per holder."""
 
     kind = "domains"
     example = "domains:m=2"
     m: int
     assignment: Literal["cyclic", "random_regular"] = "cyclic"
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         count = len(dataset.domain_names)
         clients = self.clients or count
         if self.m > count:
@@ -95,7 +95,7 @@ class Classes(PartitionSpec):
     clients: int = 100
     s: int
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         count = dataset.num_classes
         if self.s > count:
             raise UserError(
@@ -120,22 +120,22 @@ class Dirichlet(PartitionSpec):
     alpha: float
     min_size: int = 10
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         everything = np.ones(len(dataset.labels), bool)
         return _retry_dirichlet(self, dataset, everything, seed, f"all of {dataset.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DomainDirichlet(PartitionSpec):
-    """Each domain is shared out by Dir(alpha) among ``clients`` clients of its own."""
+    """Each domain is shared out by Dir(alpha) among ``clients`` clients that hold no other domain."""
 
     kind = "domain-dirichlet"
     example = "domain-dirichlet:alpha=0.3,clients=5"
-    clients: int = 5  # of every domain
+    clients: int = 5  # per domain
     alpha: float
     min_size: int = 2
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         domains = np.asarray(dataset.domains)
         train, test = [], []
         for number, name in enumerate(dataset.domain_names):
@@ -149,8 +149,8 @@ class DomainDirichlet(PartitionSpec):
 class Disjoint(PartitionSpec):
     """No two clients share a class.
 
-    ``balanced`` groups differ by at most one class; ``public`` is the rule of the published code: round(classes /
-    clients) a client and what remains for the last.
+    ``balanced`` groups differ by at most one class; ``public`` is the rule of the published code: every client gets
+    round(classes / clients) of them, and the last one what remains.
     """
 
     kind = "disjoint"
@@ -158,7 +158,7 @@ class Disjoint(PartitionSpec):
     clients: int = 10
     rule: Literal["balanced", "public"] = "balanced"
 
-    def split(self, dataset: Dataset, seed: int) -> Split:
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         count = dataset.num_classes
         size = round(count / self.clients)
         if self.clients > count:
@@ -168,7 +168,7 @@ class Disjoint(PartitionSpec):
             )
         if self.rule == "public" and not 0 < size * (self.clients - 1) < count:
             raise UserError(
-                f"partition '{self}': {size} classes a client leave none of {count} for the last one; "
+                f"partition '{self}': {size} classes per client leave none of the {count} for the last one; "
                 "use rule=balanced or fewer clients"
             )
         order = numpy_rng(seed, "partition", "disjoint", "classes").permutation(count)
@@ -234,8 +234,8 @@ def _retry_dirichlet(
     seed: int,
     what: str,
     *key: int,
-) -> Split:
-    """Draw until every client has ``min_size`` train and test images; every try has a generator of its own."""
+) -> TrainTestRows:
+    """Draw until every client has ``min_size`` train and test images; every attempt has its own generator."""
     for attempt in range(TRIES):
         rng = numpy_rng(seed, "partition", spec.kind, *key, attempt)
         split = _splits.by_dirichlet(dataset, where, spec.clients, spec.alpha, rng)

@@ -10,7 +10,9 @@ import numpy as np
 from fedprompt.datasets._dataset import Dataset
 
 Rows = list[np.ndarray]
-Split = tuple[Rows, Rows]  # train and test rows of every client
+TrainTestRows = tuple[Rows, Rows]  # one array per client in each
+
+Slot = tuple[int, float]  # a class, and the share of its images that goes with it
 
 
 def by_class(dataset: Dataset, where: np.ndarray, rng: np.random.Generator) -> Rows:
@@ -31,27 +33,25 @@ def cyclic_domains(clients: int, domains: int, m: int) -> np.ndarray:
 
 
 def shuffle_domains(holders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random mask with the same number of domains a client and of clients a domain.
+    """A random mask with as many domains per client, and clients per domain, as ``holders`` has.
 
-    Two clients at a time exchange one domain each that the other lacks, which keeps both numbers.
+    Two clients at a time swap one domain each that the other lacks, which changes neither number.
     """
     holders = rng.permutation(holders)
     if len(holders) < 2:
         return holders
     for _ in range(20 * holders.size):
-        one, two = rng.choice(len(holders), size=2, replace=False)
-        gives, takes = (
-            np.flatnonzero(holders[one] & ~holders[two]),
-            np.flatnonzero(holders[two] & ~holders[one]),
-        )
-        if len(gives):  # rows have equal sums, so then both can give
-            pair = [rng.choice(gives), rng.choice(takes)]
-            holders[one, pair], holders[two, pair] = [False, True], [True, False]
+        left, right = rng.choice(len(holders), size=2, replace=False)
+        only_left = np.flatnonzero(holders[left] & ~holders[right])
+        only_right = np.flatnonzero(holders[right] & ~holders[left])
+        if len(only_left):  # rows have equal sums, so the other client has a domain to give as well
+            swapped = [rng.choice(only_left), rng.choice(only_right)]
+            holders[left, swapped], holders[right, swapped] = [False, True], [True, False]
     return holders
 
 
-def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) -> Split:
-    """Cut every domain into one part a holder; parts differ by at most one image, overall and a class."""
+def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) -> TrainTestRows:
+    """Cut every domain into one part per holder; parts differ by at most one image, in total and in each class."""
     domains, is_test = np.asarray(dataset.domains), np.asarray(dataset.is_test)
     train: list[Rows] = [[] for _ in holders]
     test: list[Rows] = [[] for _ in holders]
@@ -64,35 +64,35 @@ def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) 
     return gather(train), gather(test)
 
 
-def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator) -> Split:
+def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator) -> TrainTestRows:
     """Give every client ``s`` class slots and each slot a share of its class.
 
-    All slots of a level are handed out before the next begins; where a level ends amid a client, that client
-    can meet a class twice, hence "at most s classes". What flooring leaves over stays unused.
+    One slot of every class is handed out before any class gives a second one. A client served across that
+    boundary may draw the same class twice, hence "at most s classes". Images left over by flooring stay unused.
     """
     slots = s * clients // dataset.num_classes
     draws = rng.uniform(0.4, 0.6, size=(dataset.num_classes, slots))
     shares = draws / draws.sum(axis=1, keepdims=True)
     free = np.full(dataset.num_classes, slots)
-    picks: list[list[tuple[int, float]]] = []
+    slots_of: list[list[Slot]] = []
     for _ in range(clients):
-        chosen = []
+        client_slots = []
         for _ in range(s):
             label = int(rng.choice(np.flatnonzero(free == free.max())))
             free[label] -= 1
-            chosen.append((label, float(shares[label, free[label]])))
-        picks.append(chosen)
+            client_slots.append((label, float(shares[label, free[label]])))
+        slots_of.append(client_slots)
     is_test = np.asarray(dataset.is_test)
-    train, test = (_take_shares(by_class(dataset, where, rng), picks) for where in (~is_test, is_test))
+    train, test = (_take_shares(by_class(dataset, where, rng), slots_of) for where in (~is_test, is_test))
     return train, test
 
 
-def _take_shares(rows: Rows, picks: list[list[tuple[int, float]]]) -> Rows:
+def _take_shares(rows: Rows, slots_of: list[list[Slot]]) -> Rows:
     used = [0] * len(rows)
     parts: list[Rows] = []
-    for chosen in picks:
+    for client_slots in slots_of:
         pieces = []
-        for label, share in chosen:
+        for label, share in client_slots:
             begin = used[label]
             used[label] = begin + int(len(rows[label]) * share)
             pieces.append(rows[label][begin : used[label]])
@@ -100,18 +100,20 @@ def _take_shares(rows: Rows, picks: list[list[tuple[int, float]]]) -> Rows:
     return gather(parts)
 
 
-def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator) -> Split:
-    """Every client gets all images of its own group of classes."""
+def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator) -> TrainTestRows:
+    """Every client gets all images of its group of classes."""
     is_test = np.asarray(dataset.is_test)
     lists = (by_class(dataset, where, rng) for where in (~is_test, is_test))
     train, test = (gather([[rows[label] for label in group] for group in groups]) for rows in lists)
     return train, test
 
 
-def by_dirichlet(dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Split:
+def by_dirichlet(
+    dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
+) -> TrainTestRows:
     """Cut the rows of ``where`` class by class with shares from Dir(alpha), the same for train and test.
 
-    A client that already holds its even part of the train images gets nothing of the classes that follow.
+    A client that already holds an equal share of the train images gets nothing of the classes that follow.
     """
     is_test = np.asarray(dataset.is_test)
     train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))

@@ -1,6 +1,6 @@
-"""The prepared store: one folder of plain .npy arrays and a meta.json with their checksum.
+"""The prepared store: one folder with plain .npy arrays and a meta.json with their checksum.
 
-A store is written beside its final place and renamed into it, so a folder with that name is whole.
+A store is written beside its final place and renamed into it, so a folder with that name is complete.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from fedprompt.harness.core.errors import UserError
 
 ARRAYS = ("images", "labels", "domains", "is_test")
 VERSION = 1
-STALE = 24 * 3600  # seconds after which a half-written folder belongs to nobody any more
+STALE = 24 * 3600  # seconds after which nobody can still be writing a scratch folder
 
 
 def content_checksum(arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]) -> str:
@@ -42,7 +42,7 @@ def write_store(
     domain_names: tuple[str, ...],
     **notes: Any,
 ) -> Dataset:
-    """Write a store for ``folder``, whole or not at all, and open it. ``notes`` are kept in meta.json."""
+    """Write a store to ``folder``, completely or not at all, and open it. ``notes`` go into meta.json."""
     with new_store(folder) as scratch:
         write_images(scratch, [arrays["images"]])
         write_rest(scratch, name, arrays, class_names, domain_names, **notes)
@@ -51,7 +51,7 @@ def write_store(
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Others who want to write the same store wait, and can then open it instead."""
+    """Others who want to write the same store wait, and can then open it instead of writing it."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +84,9 @@ def new_store(folder: Path) -> Iterator[Path]:
 
 
 def write_images(scratch: Path, chunks: Iterable[np.ndarray]) -> int:
-    """Append chunks (n, 3, height, width) to images.npy and return how many images came.
+    """Append chunks (n, 3, height, width) to images.npy and return their number.
 
-    Plain writes, since a full disk under a memory map would kill the process instead of raising an error.
+    Plain writes, since a full disk under a memory map kills the process instead of raising an error.
     """
     count, shape = 0, None
     with (scratch / "images.npy").open("wb") as file:
@@ -126,31 +126,32 @@ def write_rest(
 
 
 def open_store(folder: Path, verify: bool = False) -> Dataset:
-    """Map a store from disk. ``verify`` reads every byte and compares checksums; else only sizes count."""
+    """Map a store from disk. ``verify`` reads every byte and compares checksums; otherwise only sizes are compared."""
     try:
         meta = read_meta(folder)
         arrays = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
         sizes = {key: (folder / f"{key}.npy").stat().st_size for key in ARRAYS}
         class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
-        whole = meta["version"] == VERSION and sizes == meta["bytes"]
+        intact = meta["version"] == VERSION and sizes == meta["bytes"]
         checksum = meta["checksum"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"prepared data {folder} cannot be read ({error}); delete the folder and prepare again"
         ) from error
-    if not whole or (verify and content_checksum(arrays, class_names, domain_names) != checksum):
+    if not intact or (verify and content_checksum(arrays, class_names, domain_names) != checksum):
         raise UserError(f"prepared data {folder} do not match their checksum; delete the folder and prepare again")
     return Dataset(meta["name"], **arrays, class_names=class_names, domain_names=domain_names, checksum=checksum)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "meta.json").read_text())
+    meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+    return meta
 
 
 def is_store(folder: Path, fingerprint: str = "") -> bool:
-    """Whether a store is there, and was made from the files that ``fingerprint`` stands for."""
+    """Whether ``folder`` holds a store that was made from the files that ``fingerprint`` stands for."""
     try:
-        return read_meta(folder).get("fingerprint", "") == fingerprint
+        return bool(read_meta(folder).get("fingerprint", "") == fingerprint)
     except (OSError, ValueError):
         return False
 
@@ -160,25 +161,25 @@ def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
 
 
 def _take_place(scratch: Path, folder: Path) -> None:
-    """Two renames, so that a reader finds the old store or the new one, and hardly ever none."""
+    """Two renames, so that a reader finds the old store or the new one, and hardly ever neither."""
     old = scratch.with_name(f"{scratch.name}-old")
     if folder.exists():
         folder.rename(old)
     try:
         scratch.rename(folder)
     except OSError:
-        if not (folder / "meta.json").exists():  # else a neighbour process finished the same store first
+        if not (folder / "meta.json").exists():  # otherwise another process finished the same store first
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_stale(folder: Path) -> None:
-    """Drop what killed processes left behind."""
+    """Remove what killed processes left behind."""
     for path in folder.parent.glob(f".{folder.name}-*"):
         if time.time() - path.stat().st_mtime > STALE:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was kept")
+    return UserError(f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind")

@@ -1,20 +1,17 @@
 """The embedded data sets: glyphs drawn from matplotlib's fonts, 32 by 32, rendered once and cached.
 
-``glyph-domains`` has 10 classes in 6 styles, ``glyph-100`` has 100 classes in one varied style, and
-``glyph-pretrain`` has the classes, disjoint from both, that the micro-vit backbone was trained on.
+``glyph-domains`` has 10 classes in 6 styles, ``glyph-100`` has 100 classes in one varied style, and ``glyph-pretrain``
+has the classes that the micro-vit backbone was trained on, which are in neither of the other two.
 """
 
 import hashlib
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from rich.console import Console
-from rich.progress import track
 
 from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets._dataset import Dataset
@@ -23,20 +20,21 @@ from fedprompt.datasets._glyph_styles import STYLES, Style, blend, uniform
 from fedprompt.datasets._store import open_store, write_store
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.progress import track
 from fedprompt.harness.core.rng import torch_rng
 
-VERSION = 2  # raise when the drawing code changes, so that old caches are not taken for new
-SEEN_STYLES = ("print", "sketch", "chalk")  # what micro-vit was pretrained on; the other styles are shifts for it
+VERSION = 2  # raise it when the drawing code changes, so that old caches are not mistaken for new ones
+SEEN_STYLES = ("print", "sketch", "chalk")  # micro-vit was pretrained on these; the other styles are shifts for it
 
 
 @dataclass(frozen=True)
-class Spec:
-    """All that decides the pixels of a set, together with VERSION and the fonts."""
+class GlyphSet:
+    """Everything that decides the pixels of a set, along with VERSION and the fonts."""
 
     name: str
     chars: str
     styles: tuple[str, ...]
-    train: int  # images a class and style
+    train: int  # images per class and style
     test: int
     seed: int = 0
 
@@ -49,9 +47,9 @@ def colour(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 DRAW: dict[str, Style] = {**STYLES, "colour": colour}
-DOMAINS = Spec("glyph-domains", classes.DOMAINS, tuple(STYLES), train=60, test=30)
-HUNDRED = Spec("glyph-100", classes.HUNDRED, ("colour",), train=50, test=25)
-PRETRAIN = Spec("glyph-pretrain", classes.PRETRAIN, SEEN_STYLES, train=36, test=4)
+DOMAINS = GlyphSet("glyph-domains", classes.DOMAINS, tuple(STYLES), train=60, test=30)
+HUNDRED = GlyphSet("glyph-100", classes.HUNDRED, ("colour",), train=50, test=25)
+PRETRAIN = GlyphSet("glyph-pretrain", classes.PRETRAIN, SEEN_STYLES, train=36, test=4)
 
 
 def glyph_domains() -> Dataset:
@@ -66,8 +64,8 @@ def glyph_pretrain() -> Dataset:
     return load(PRETRAIN)
 
 
-def load(spec: Spec) -> Dataset:
-    """The set from the cache; drawn anew when it is missing, truncated or altered."""
+def load(spec: GlyphSet) -> Dataset:
+    """The set from the cache; it is drawn again if it is missing, truncated or altered."""
     key = json.dumps([VERSION, fonts_hash(), asdict(spec)])
     folder = cache_dir() / f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     try:
@@ -76,41 +74,38 @@ def load(spec: Spec) -> Dataset:
         return write_store(folder, spec.name, render(spec), tuple(spec.chars), spec.styles)
 
 
-def render(spec: Spec) -> dict[str, np.ndarray]:
-    """Draw a set. Each class and style has its own generator, so no image depends on how many others there are."""
-    console = Console(stderr=True)
-    per = spec.train + spec.test
+def render(spec: GlyphSet) -> dict[str, np.ndarray]:
+    """Draw a set. Each class and style has its own generator, so no image depends on what else is drawn."""
+    count = spec.train + spec.test
     images, labels, domains = [], [], []
-    for label in track(
-        range(len(spec.chars)), f"drawing {spec.name}", console=console, disable=not sys.stderr.isatty(), transient=True
-    ):
-        drawn = torch.from_numpy(masks(spec.chars[label]))
+    for label, char in enumerate(track(spec.chars, f"drawing {spec.name}")):
+        char_masks = torch.from_numpy(masks(char))
         for domain, style in enumerate(spec.styles):
-            images.append(draw(drawn, style, per, torch_rng(spec.seed, "data", spec.name, spec.chars[label], style)))
-            labels.append(np.full(per, label))
-            domains.append(np.full(per, domain))
+            images.append(draw(char_masks, style, count, torch_rng(spec.seed, "data", spec.name, char, style)))
+            labels.append(np.full(count, label))
+            domains.append(np.full(count, domain))
     return {
         "images": np.concatenate(images),
         "labels": np.concatenate(labels).astype(np.int64),
         "domains": np.concatenate(domains).astype(np.int64),
-        "is_test": np.tile(np.arange(per) >= spec.train, len(images)),
+        "is_test": np.tile(np.arange(count) >= spec.train, len(images)),
     }
 
 
-def draw(drawn: torch.Tensor, style: str, n: int, rng: torch.Generator) -> np.ndarray:
+def draw(char_masks: torch.Tensor, style: str, n: int, rng: torch.Generator) -> np.ndarray:
     """``n`` images of one character in one style, uint8 (n, 3, SIZE / 2, SIZE / 2), each with its own font and pose."""
-    font = torch.randint(len(drawn), (n,), generator=rng)
-    scene = DRAW[style](pose(drawn[font][:, None], rng), rng)
+    font = torch.randint(len(char_masks), (n,), generator=rng)
+    scene = DRAW[style](pose(char_masks[font][:, None], rng), rng)
     small = nnf.avg_pool2d(scene, 2)
     return (small.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
 
 def pose(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Random size, rotation, position and a slight wobble, as one resampling of the masks."""
+    """Random size, rotation, position and a slight wobble, in a single resampling of the masks."""
     n = len(mask)
     angle, scale, ratio, x, y = torch.rand(5, n, generator=rng)
     angle = (angle - 0.5) * 2 * math.radians(15)
-    size = 0.65 + 0.25 * scale  # share of the picture that the glyph's longer side takes
+    size = 0.65 + 0.25 * scale  # the glyph's longer side as a share of the picture
     stretch = 1 + 0.2 * (ratio - 0.5)
     room = 0.5 * (1 - size)
     x, y = (2 * x - 1) * room, (2 * y - 1) * room

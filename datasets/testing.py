@@ -1,4 +1,4 @@
-"""A small data set without files, for tests of the suite and of methods from outside."""
+"""A small data set without files, for tests of the suite and of plugins."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fedprompt.datasets._dataset import Dataset
 
 
 def tiny_dataset(classes: int = 10, domains: int = 6, train: int = 20, test: int = 10, size: int = 4) -> Dataset:
-    """``train`` and ``test`` images of every class in every domain, in mixed order; pixels tell the row."""
+    """``train`` and ``test`` images of every class in every domain, in mixed order; pixels encode its row."""
     domain, label, place = (axis.ravel() for axis in np.indices((domains, classes, train + test)))
     order = np.random.default_rng(7).permutation(domain.size)
     row = (np.arange(domain.size) % 251).astype(np.uint8)

@@ -64,7 +64,7 @@ def test_a_file_comes_once(server: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["cut", "cut-plain"])  # with a server that can resume, and one that cannot
 def test_an_interrupted_download_goes_on(server: str, tmp_path: Path, path: str) -> None:
     download = Download(f"{server}/{path}", MD5)
-    with pytest.raises(UserError, match="run again to go on"):
+    with pytest.raises(UserError, match="run again to resume"):
         fetch(download, tmp_path)
     assert names(tmp_path) == [f"{path}.part"]
     assert fetch(download, tmp_path).read_bytes() == BODY

@@ -9,7 +9,7 @@ from fedprompt.datasets import glyphs
 from fedprompt.datasets._glyph_fonts import likeness, mask
 from fedprompt.datasets._glyph_styles import STYLES
 
-TINY = glyphs.Spec("glyph-tiny", "37", ("print", "chalk"), train=3, test=2)
+TINY = glyphs.GlyphSet("glyph-tiny", "37", ("print", "chalk"), train=3, test=2)
 
 
 @pytest.fixture

@@ -98,17 +98,17 @@ def test_domainnet_without_a_split_file_or_domain(tmp_path: Path) -> None:
         SOURCES["domainnet"].listing(tmp_path)
     (tmp_path / "away").rename(tmp_path / "sketch_test.txt")
     (tmp_path / "real").rename(tmp_path / "elsewhere")
-    with pytest.raises(MissingDataError, match=r"neither .*real/ nor .*real\.zip is there"):
+    with pytest.raises(MissingDataError, match=r"neither .*real/ nor .*real\.zip exists"):
         SOURCES["domainnet"].listing(tmp_path)
     (tmp_path / "real.zip").write_bytes(b"half a zip")
-    with pytest.raises(UserError, match=r"real\.zip is no whole zip file"):
+    with pytest.raises(UserError, match=r"real\.zip is not a complete zip file"):
         SOURCES["domainnet"].listing(tmp_path)
 
 
 def test_domainnet_with_a_strange_line(tmp_path: Path) -> None:
     paint_domainnet(tmp_path, {})
     (tmp_path / "real_train.txt").write_text("something 1\n")
-    with pytest.raises(UserError, match="holds the line 'something', which is no <domain>/<class>/<file>"):
+    with pytest.raises(UserError, match="holds the line 'something', which is not <domain>/<class>/<file>"):
         SOURCES["domainnet"].listing(tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_cifar_batches(tmp_path: Path, classes: int, size: int) -> None:
 def test_a_cifar_batch_cannot_run_code(tmp_path: Path) -> None:
     pickled_cifar(tmp_path, 100)
     (tmp_path / "cifar-100-python" / "test").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UserError, match=r"test is damaged \(os.system has no place in a data file\)"):
+    with pytest.raises(UserError, match=r"test is damaged \(os.system does not belong in a data file\)"):
         SOURCES["cifar100"].listing(tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_an_unknown_name() -> None:
 def test_missing_data_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not prepared; run: fedprompt prepare cifar100 --root DIR"):
         load_dataset("cifar100")
-    with pytest.raises(UserError, match=f"nothing of it under {tmp_path}; put the folders amazon"):
+    with pytest.raises(UserError, match=f"none of its files under {tmp_path}; put the folders amazon"):
         load_dataset("office-caltech10", root=tmp_path)
     with pytest.raises(UserError, match="fedprompt prepare dtd --root DIR"):
         prepare("dtd")
@@ -199,7 +199,7 @@ def test_prepare_fetches_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(type(SOURCES["cifar10"]), "fetch", fake_fetch)
     monkeypatch.setitem(SOURCES, "cifar10", dataclasses.replace(SOURCES["cifar10"], classes=1))
-    with pytest.raises(UserError, match="nothing of it under"):
+    with pytest.raises(UserError, match="none of its files under"):
         prepare("cifar10", tmp_path, download=False)
     report = prepare("cifar10", tmp_path)
     assert report.count(split="train") == 1

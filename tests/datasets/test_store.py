@@ -38,7 +38,7 @@ def test_chunks_of_any_number_give_one_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", [1000, 100_000])  # not even for images; for images but not for labels
 def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int, full_disk: FullDisk) -> None:
     sizes = {"size": 30} if room == 1000 else {"classes": 30, "train": 100, "size": 1}
-    with full_disk(room), pytest.raises(UserError, match="nothing was kept"):
+    with full_disk(room), pytest.raises(UserError, match="nothing was left behind"):
         store(tmp_path / "tiny", **sizes)
     assert list(tmp_path.iterdir()) == []
 
