@@ -1,4 +1,4 @@
-"""What every test gets: a cache of its own and one thread, so that numbers do not depend on the machine."""
+"""What every test gets: an empty cache and a single thread, so that numbers do not depend on the machine."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prepared data and features of a test go to a folder of its own, whatever the user's settings are."""
+    """An empty cache folder for the test's prepared data and features, whatever the user's settings are."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))
     monkeypatch.delenv("FEDPROMPT_DATA", raising=False)
@@ -28,7 +28,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def shared_cache(own_cache: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cache for the whole session and all its workers: the embedded data are drawn once."""
+    """One cache for the whole session and all its workers, so that the embedded data are drawn once."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared-cache"
     monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))

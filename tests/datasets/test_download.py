@@ -23,9 +23,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     asked: list[str | None] = []  # noqa: RUF012
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.asked.append(wanted)
-        begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and "plain" not in self.path else 0
+        byte_range = self.headers.get("Range")
+        self.asked.append(byte_range)
+        begin = int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range and "plain" not in self.path else 0
         if self.path == "/none":
             return self.send_error(404)
         if begin >= len(BODY):
@@ -34,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(BODY) - begin))
         self.end_headers()
         body = BODY[begin:]
-        self.wfile.write(body[:300_000] if "cut" in self.path and not wanted else body)
+        self.wfile.write(body[:300_000] if "cut" in self.path and not byte_range else body)
         return None
 
     def log_message(self, format: str, *args: object) -> None:
@@ -54,7 +54,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_comes_once(server: str, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once(server: str, tmp_path: Path) -> None:
     download = Download(f"{server}/whole", MD5)
     for _ in range(2):
         assert fetch(download, tmp_path / "new").read_bytes() == BODY
@@ -62,7 +62,7 @@ def test_a_file_comes_once(server: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["cut", "cut-plain"])  # with a server that can resume, and one that cannot
-def test_an_interrupted_download_goes_on(server: str, tmp_path: Path, path: str) -> None:
+def test_an_interrupted_download_resumes(server: str, tmp_path: Path, path: str) -> None:
     download = Download(f"{server}/{path}", MD5)
     with pytest.raises(UserError, match="run again to resume"):
         fetch(download, tmp_path)
@@ -72,7 +72,7 @@ def test_an_interrupted_download_goes_on(server: str, tmp_path: Path, path: str)
     assert names(tmp_path) == [path]
 
 
-def test_a_download_stopped_before_its_renaming(server: str, tmp_path: Path) -> None:
+def test_a_download_killed_just_before_its_renaming(server: str, tmp_path: Path) -> None:
     (tmp_path / "whole.part").write_bytes(BODY)
     assert fetch(Download(f"{server}/whole", MD5), tmp_path).read_bytes() == BODY
 
@@ -103,7 +103,7 @@ def test_a_full_disk(server: str, tmp_path: Path, full_disk: Callable[[int], Abs
     with full_disk(100_000), pytest.raises(UserError, match=r"cannot write .*whole\.part: .*; make room"):
         fetch(download, tmp_path)
     assert names(tmp_path) == ["whole.part"]
-    assert fetch(download, tmp_path).read_bytes() == BODY  # goes on once there is room
+    assert fetch(download, tmp_path).read_bytes() == BODY  # resumes once there is room
 
 
 def tar_of(path: Path, files: dict[str, bytes]) -> Path:

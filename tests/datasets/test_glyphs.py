@@ -23,6 +23,7 @@ def test_the_three_sets_have_no_character_in_common() -> None:
     assert len({*classes.DOMAINS, *classes.HUNDRED, *classes.PRETRAIN}) == 424
 
 
+@pytest.mark.slow
 def test_no_pretraining_class_looks_like_a_class_of_the_other_sets() -> None:
     assert likeness(classes.PRETRAIN, classes.DOMAINS + classes.HUNDRED).max() < classes.LOOK_ALIKE
 
@@ -87,23 +88,23 @@ def test_other_specs_have_other_caches(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip", "delete"])
-def test_a_harmed_cache_is_drawn_again(cache: Path, harm: str) -> None:
-    whole = glyphs.load(TINY)
-    pixels = np.array(whole.images)
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+def test_a_damaged_cache_is_drawn_again(cache: Path, damage: str) -> None:
+    intact = glyphs.load(TINY)
+    pixels = np.array(intact.images)
     file = next(cache.glob("*/images.npy"))
-    if harm == "delete":
+    if damage == "delete":
         file.unlink()
     else:
         data = bytearray(file.read_bytes())
         data[-1] ^= 0xFF
-        file.write_bytes(data if harm == "flip" else data[:-100])
-    again = glyphs.load(TINY)
-    assert np.array_equal(again.images, pixels)
-    assert again.checksum == whole.checksum
+        file.write_bytes(data if damage == "flip" else data[:-100])
+    redrawn = glyphs.load(TINY)
+    assert np.array_equal(redrawn.images, pixels)
+    assert redrawn.checksum == intact.checksum
 
 
-def test_glyph_domains_suits_one_client_a_style(cache: Path) -> None:
+def test_glyph_domains_suits_one_client_per_style(shared_cache: Path) -> None:
     data = glyphs.glyph_domains()
     assert data.domain_names == ("print", "sketch", "chalk", "photo", "poster", "weave")
     assert np.bincount(data.domains[~data.is_test]).tolist() == [600] * 6

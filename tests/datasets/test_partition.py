@@ -29,7 +29,7 @@ def test_cyclic_domains() -> None:
     assert [len(rows) for rows in parts.test] == [100] * 6
 
 
-def test_one_domain_a_client_is_the_whole_domain() -> None:
+def test_one_domain_per_client_is_the_whole_domain() -> None:
     data, parts = tiny_dataset(), partition("domains:m=1")
     for domain, rows in enumerate(parts.train):
         assert np.array_equal(rows, np.flatnonzero((data.domains == domain) & ~data.is_test))
@@ -37,12 +37,12 @@ def test_one_domain_a_client_is_the_whole_domain() -> None:
 
 def test_classes_on_the_paper_shape_use_the_published_number_of_test_images() -> None:
     parts = partition("classes:s=5", classes=100, domains=1, train=500, test=100)
-    assert abs(sum(map(len, parts.test)) - 9741) < 40  # 9741 for one seed of the reference
+    assert abs(sum(map(len, parts.test)) - 9741) < 40  # 9741 with one seed of the reference code
     assert 420 < min(map(len, parts.train)) < 460
     assert 540 < max(map(len, parts.train)) < 580
 
 
-def test_a_class_can_come_twice_hence_at_most_s() -> None:
+def test_a_client_can_draw_a_class_twice_hence_at_most_s() -> None:
     data = tiny_dataset(classes=100, domains=1, train=60, test=30)
     parts = make_partition(parse_partition("classes:s=15"), data, 0)
     distinct = [len(set(data.labels[rows])) for rows in parts.train]
@@ -86,13 +86,13 @@ def test_unseen_half() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     parts = partition("domains:m=2,unseen=half", val_fraction=0.2)
     parts.save(tmp_path / "p.npz")
-    again = Partition.load(tmp_path / "p.npz")
-    assert again.hash == parts.hash
-    assert again.unseen == parts.unseen
+    loaded = Partition.load(tmp_path / "p.npz")
+    assert loaded.hash == parts.hash
+    assert loaded.unseen == parts.unseen
     for split in ("train", "test", "val"):
-        for one, two in zip(getattr(parts, split), getattr(again, split), strict=True):
-            assert np.array_equal(one, two)
-            assert two.dtype == np.int64
+        for saved_rows, loaded_rows in zip(getattr(parts, split), getattr(loaded, split), strict=True):
+            assert np.array_equal(saved_rows, loaded_rows)
+            assert loaded_rows.dtype == np.int64
     assert [path.name for path in tmp_path.iterdir()] == ["p.npz"]
 
 

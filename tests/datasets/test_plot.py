@@ -20,13 +20,13 @@ def test_the_picture_is_wide_enough_to_read(tmp_path: Path, text: str, classes: 
         assert len(set(picture.convert("L").get_flattened_data())) > 10  # more than paper and ink
 
 
-def test_a_name_that_no_picture_has(tmp_path: Path) -> None:
+def test_a_suffix_that_is_not_a_picture(tmp_path: Path) -> None:
     dataset = tiny_dataset()
     with pytest.raises(UserError, match=r"must end in \.png, \.pdf or \.svg"):
         plot_partition(make_partition(parse_partition("domains:m=1"), dataset, 0), dataset, tmp_path / "who.txt")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     dataset = tiny_dataset()
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the picture"):

@@ -24,10 +24,10 @@ def pets(tmp_path: Path) -> Path:
 
 def test_counts(pets: Path) -> None:
     noise(pets / "test" / "dog" / "more.png", 99)
-    report = prepare(f"folder:{pets}")
-    assert report.count() == 13
-    assert report.count(split="test", class_name="dog") == 3
-    text = report.format_report()
+    preparation = prepare(f"folder:{pets}")
+    assert preparation.count() == 13
+    assert preparation.count(split="test", class_name="dog") == 3
+    text = preparation.format_report()
     assert "train         8 images of 2 classes" in text
     assert "dog: 4 train, 3 test" in text
     assert "8 px" in text
@@ -40,9 +40,9 @@ def test_equal_classes_take_one_line(pets: Path) -> None:
 def test_exact_duplicates_are_found_whatever_the_file_format(pets: Path) -> None:
     Image.open(pets / "train" / "cat" / "0.png").save(pets / "test" / "cat" / "copy.bmp")
     Image.open(pets / "train" / "cat" / "1.png").save(pets / "train" / "dog" / "copy.png")
-    report = prepare(f"folder:{pets}")
-    assert [(pair.across, pair.other_class) for pair in report.duplicates] == [(False, True), (True, False)]
-    text = report.format_report()
+    preparation = prepare(f"folder:{pets}")
+    assert [(pair.across, pair.other_class) for pair in preparation.duplicates] == [(False, True), (True, False)]
+    text = preparation.format_report()
     assert "exact duplicates: 2 (1 between train and test, 1 with another label)" in text
     assert f"{pets}/train/cat/0.png = {pets}/test/cat/copy.bmp" in text
 
@@ -50,22 +50,22 @@ def test_exact_duplicates_are_found_whatever_the_file_format(pets: Path) -> None
 def test_unreadable_files_are_listed_and_nothing_is_written(pets: Path, own_cache: Path) -> None:
     for name in ("train/cat/1.png", "test/dog/5.png"):
         (pets / name).write_bytes((pets / name).read_bytes()[:60])
-    report = prepare(f"folder:{pets}")
-    assert [Path(path).name for path, _ in report.unreadable] == ["1.png", "5.png"]
-    assert report.dataset is None
-    assert "NOT PREPARED" in report.format_report()
-    assert f"{pets}/test/dog/5.png: " in report.format_report()
+    preparation = prepare(f"folder:{pets}")
+    assert [Path(path).name for path, _ in preparation.unreadable] == ["1.png", "5.png"]
+    assert preparation.dataset is None
+    assert "NOT PREPARED" in preparation.format_report()
+    assert f"{pets}/test/dog/5.png: " in preparation.format_report()
     assert [path for path in (own_cache / "datasets").iterdir() if path.is_dir()] == []
 
 
 def test_unreadable_files_are_skipped_when_asked(pets: Path) -> None:
     (pets / "train/cat/1.png").write_bytes(b"")
-    report = prepare(f"folder:{pets}", skip_bad=True)
-    assert report.dataset is not None
-    assert len(report.unreadable) == 1
+    preparation = prepare(f"folder:{pets}", skip_bad=True)
+    assert preparation.dataset is not None
+    assert len(preparation.unreadable) == 1
     dataset = load_dataset(f"folder:{pets}")
     assert np.bincount(dataset.labels[~dataset.is_test]).tolist() == [3, 4]
-    for row, (name, k) in enumerate([("cat", 0), ("cat", 2), ("cat", 3), ("dog", 0)]):  # pairs stay pairs
+    for row, (name, k) in enumerate([("cat", 0), ("cat", 2), ("cat", 3), ("dog", 0)]):  # images keep their labels
         with Image.open(pets / "train" / name / f"{k}.png") as image:
             assert np.array_equal(dataset.images[row], np.moveaxis(np.asarray(image), -1, 0))
 
@@ -77,7 +77,7 @@ def test_a_class_of_unreadable_files_only(pets: Path) -> None:
         prepare(f"folder:{pets}", skip_bad=True)
 
 
-def test_one_image_a_class_leaves_nothing_to_test(tmp_path: Path) -> None:
+def test_one_image_per_class_leaves_nothing_to_test(tmp_path: Path) -> None:
     noise(tmp_path / "cat" / "0.png", 0)
     with pytest.raises(UserError, match="nothing is left for a test split"):
         prepare(f"folder:{tmp_path}")

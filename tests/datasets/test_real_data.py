@@ -1,4 +1,4 @@
-"""The real CIFAR-100 and Office-Caltech10, where $FEDPROMPT_REAL_DATA holds them (cifar100/, office_caltech10/)."""
+"""The real CIFAR-100 and Office-Caltech10, if $FEDPROMPT_REAL_DATA holds them (cifar100/, office_caltech10/)."""
 
 import os
 import time
@@ -20,12 +20,12 @@ pytestmark = [
 
 
 def test_cifar100() -> None:
-    report = prepare("cifar100", ROOT)
-    assert report.dataset is not None
-    assert report.dataset.images.shape == (60_000, 3, 32, 32)
-    assert set(np.bincount(report.dataset.labels[report.dataset.is_test])) == {100}
-    assert (len(report.duplicates), sum(pair.across for pair in report.duplicates)) == (26, 10)
-    assert report.unreadable == ()
+    preparation = prepare("cifar100", ROOT)
+    assert preparation.dataset is not None
+    assert preparation.dataset.images.shape == (60_000, 3, 32, 32)
+    assert set(np.bincount(preparation.dataset.labels[preparation.dataset.is_test])) == {100}
+    assert (len(preparation.duplicates), sum(pair.across for pair in preparation.duplicates)) == (26, 10)
+    assert preparation.unreadable == ()
     start = time.perf_counter()
     dataset = load_dataset("cifar100")
     partition = make_partition(parse_partition("classes:s=10"), dataset, 0)
@@ -35,7 +35,7 @@ def test_cifar100() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar100", "office-caltech10"])
-def test_pairs_are_those_of_the_files(name: str) -> None:
+def test_images_and_labels_are_those_of_the_files(name: str) -> None:
     dataset, listing = load_dataset(name, root=ROOT), SOURCES[name].listing(ROOT)
     for row in np.random.default_rng(0).choice(len(dataset.labels), 200, replace=False):
         file = Path(str(listing.images[row]))
@@ -45,10 +45,10 @@ def test_pairs_are_those_of_the_files(name: str) -> None:
 
 
 def test_office_caltech10() -> None:
-    report = prepare("office-caltech10", ROOT)
-    assert report.dataset is not None
-    assert report.dataset.image_size == 224
-    assert [report.count(domain=name) for name in report.dataset.domain_names] == [958, 1123, 157, 295]
-    assert (len(report.duplicates), sum(pair.across for pair in report.duplicates)) == (26, 12)
-    partition = make_partition(parse_partition("domain-dirichlet:alpha=0.3,clients=5"), report.dataset, 0)
+    preparation = prepare("office-caltech10", ROOT)
+    assert preparation.dataset is not None
+    assert preparation.dataset.image_size == 224
+    assert [preparation.count(domain=name) for name in preparation.dataset.domain_names] == [958, 1123, 157, 295]
+    assert (len(preparation.duplicates), sum(pair.across for pair in preparation.duplicates)) == (26, 12)
+    partition = make_partition(parse_partition("domain-dirichlet:alpha=0.3,clients=5"), preparation.dataset, 0)
     assert partition.num_clients == 20

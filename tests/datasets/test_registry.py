@@ -12,9 +12,12 @@ from PIL import Image
 
 from fedprompt.datasets import (
     Dataset,
+    MissingDataError,
     dataset_names,
     describe_dataset,
+    is_prepared,
     load_dataset,
+    load_labels,
     make_partition,
     parse_partition,
     prepare,
@@ -67,7 +70,7 @@ def test_missing_data_say_what_to_do(tmp_path: Path) -> None:
         prepare("dtd")
 
 
-def test_every_pair_of_every_client_is_the_source_pair(office: Path) -> None:
+def test_every_client_has_images_with_the_labels_of_the_source(office: Path) -> None:
     dataset = load_dataset("office-caltech10", root=office)
     assert dataset.class_names == tuple(f"c{k}" for k in range(10))
     assert dataset.domain_names == DOMAINS
@@ -91,24 +94,42 @@ def test_training_never_opens_an_image_file(office: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Image, "open", refuse)
     for path in office.rglob("*.png"):
         path.unlink()
-    again = load_dataset("office-caltech10", image_size=8)
-    assert isinstance(again.images, np.memmap)
-    assert again.checksum == first.checksum
-    assert again.images[:].sum() == first.images[:].sum()
+    reloaded = load_dataset("office-caltech10", image_size=8)
+    assert isinstance(reloaded.images, np.memmap)
+    assert reloaded.checksum == first.checksum
+    assert reloaded.images[:].sum() == first.images[:].sum()
 
 
-def test_the_root_can_be_named_once_for_all(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_can_come_from_the_environment(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPROMPT_DATA", str(office))
     assert len(load_dataset("office-caltech10").labels) == 400
 
 
-def test_a_store_of_another_root_is_not_taken_silently(office: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_store_of_another_root_is_not_used_silently(office: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     load_dataset("office-caltech10", root=office)
     other = tmp_path_factory.mktemp("other")
-    assert len(load_dataset("office-caltech10", root=other).labels) == 400  # nothing there: the prepared one will do
+    assert (
+        len(load_dataset("office-caltech10", root=other).labels) == 400
+    )  # it holds no data, so the prepared store is used
     (other / "amazon").mkdir()
     with pytest.raises(UserError, match=f"was prepared from {office}, not from {other}; to replace it run: fedprompt"):
         load_dataset("office-caltech10", root=other)
+
+
+def test_labels_without_decoding_an_image(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingDataError, match="office-caltech10 is not prepared"):
+        load_labels("office-caltech10")
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", None)
+        listed = load_labels("office-caltech10", office)
+    assert listed.images.shape == (400, 3, 0, 0)
+    assert not is_prepared("office-caltech10")
+    prepared = load_dataset("office-caltech10", root=office)
+    assert is_prepared("office-caltech10")
+    for name in ("labels", "domains", "is_test"):
+        assert np.array_equal(getattr(listed, name), getattr(prepared, name))
+    assert (listed.class_names, listed.domain_names) == (prepared.class_names, prepared.domain_names)
+    assert load_labels("office-caltech10").checksum == prepared.checksum
 
 
 def test_other_image_sizes(office: Path) -> None:
@@ -147,7 +168,7 @@ def test_unreadable_files_stop_loading_with_one_line(office: Path, own_cache: Pa
     assert [path for path in (own_cache / "datasets").iterdir() if path.is_dir()] == []
 
 
-def test_two_who_come_at_once_prepare_it_once(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_simultaneous_loads_prepare_it_once(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     build = registry.build_store
     monkeypatch.setattr(registry, "build_store", lambda *args: built.append(args[0]) or build(*args))
@@ -158,20 +179,20 @@ def test_two_who_come_at_once_prepare_it_once(office: Path, monkeypatch: pytest.
 
 
 def entry_point(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    point = EntryPoint(name, f"{__name__}:outside_loader", "fedprompt.datasets")
+    point = EntryPoint(name, f"{__name__}:plugin_loader", "fedprompt.datasets")
     monkeypatch.setattr(registry, "entry_points", lambda **_: [point])
 
 
-def outside_loader(root: Path | None) -> Dataset:
+def plugin_loader(root: Path | None) -> Dataset:
     return tiny_dataset(classes=3)
 
 
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_point(monkeypatch, "outside")
-    assert "outside" in dataset_names()
-    assert load_dataset("outside").num_classes == 3
+    entry_point(monkeypatch, "plugin")
+    assert "plugin" in dataset_names()
+    assert load_dataset("plugin").num_classes == 3
     with pytest.raises(UserError, match="needs no preparation"):
-        prepare("outside")
+        prepare("plugin")
 
 
 def test_an_entry_point_cannot_take_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +212,11 @@ def test_class_names_do_not_depend_on_pythonhashseed(office: Path) -> None:
     assert len(outputs) == 1
 
 
+def test_importing_loads_neither_torch_nor_matplotlib() -> None:
+    code = "import sys, fedprompt.datasets; print({'torch', 'matplotlib', 'scipy', 'pandas'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
 def test_prepare_fetches_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fake_fetch(self: object, root: Path) -> None:
         for split in ("train", "test"):
@@ -201,5 +227,5 @@ def test_prepare_fetches_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(SOURCES, "cifar10", dataclasses.replace(SOURCES["cifar10"], classes=1))
     with pytest.raises(UserError, match="none of its files under"):
         prepare("cifar10", tmp_path, download=False)
-    report = prepare("cifar10", tmp_path)
-    assert report.count(split="train") == 1
+    preparation = prepare("cifar10", tmp_path)
+    assert preparation.count(split="train") == 1

@@ -1,4 +1,4 @@
-"""Promises of every partition, over random sizes, classes, clients and parameters."""
+"""Properties of every partition, over random sizes, classes, clients and parameters."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_domains(dataset: Dataset, seed: int, data: st.DataObject, assignment: s
         parts = [rows for rows in held if len(rows)]
         assert len(parts) <= m * multiple
         sizes = [counts(rows, dataset) for rows in parts]
-        if len(parts) == m * multiple:  # else the domain has fewer images than holders
+        if len(parts) == m * multiple:  # otherwise the domain has fewer images than holders
             assert np.ptp([size.sum() for size in sizes]) <= 1
             assert np.ptp(sizes, axis=0).max() <= 1
 
@@ -100,12 +100,12 @@ def test_classes(dataset: Dataset, seed: int, data: st.DataObject) -> None:
     for train, test in zip(partition.train, partition.test, strict=True):
         assert (counts(train, dataset) > 0).sum() <= s
         share = [counts(rows, dataset) / whole for rows, whole in ((train, total[0]), (test, total[1]))]
-        # equal shares up to flooring, of which a class met twice has two
+        # equal shares up to flooring, which a class drawn twice meets twice
         assert (np.abs(share[0] - share[1]) <= 2 / np.minimum(*total) + 1e-9).all()
     for whole, parts in zip(total, (partition.train, partition.test), strict=True):
         used = sum(counts(rows, dataset) for rows in parts)
         assert (used <= whole).all()
-        assert (used > whole - slots - 1e-9).all()  # flooring leaves less than one image a slot
+        assert (used > whole - slots - 1e-9).all()  # flooring leaves less than one image per slot
 
 
 @few
@@ -165,7 +165,7 @@ PARTITIONS = {
 def test_same_key_same_bits_other_seed_other_rows(text: str) -> None:
     parts = [make_partition(parse_partition(text), tiny_dataset(), seed, 0.1) for seed in (0, 0, 1)]
     assert parts[0].hash == parts[1].hash
-    for split in ("train", "test", "val"):  # each of them, since one alone would change the hash
+    for split in ("train", "test", "val"):  # every one, since a change of any would change the hash
         same, other = (
             [np.array_equal(a, b) for a, b in zip(getattr(parts[0], split), getattr(part, split), strict=True)]
             for part in parts[1:]
@@ -176,7 +176,7 @@ def test_same_key_same_bits_other_seed_other_rows(text: str) -> None:
 
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_partitions_are_pinned(text: str) -> None:
-    """Published records carry these hashes: a change here is a change of every result."""
+    """Published records carry these hashes: a change here changes every result."""
     assert make_partition(parse_partition(text), tiny_dataset(), 0, 0.1).hash[:12] == PARTITIONS[text]
 
 
@@ -189,18 +189,18 @@ def test_validation_and_shots(dataset: Dataset, seed: int, fraction: float, shot
     for train, val in zip(partition.train, partition.val, strict=True):
         assert len(train) >= 1
         assert len(val) >= 1
-        own = counts(train, dataset) + counts(val, dataset)
-        assert not shots or own.max() <= shots
-        ideal = own * len(val) / own.sum()
+        per_class = counts(train, dataset) + counts(val, dataset)
+        assert not shots or per_class.max() <= shots
+        ideal = per_class * len(val) / per_class.sum()
         assert (np.abs(counts(val, dataset) - ideal) <= 1).all()
 
 
-def test_an_impossible_dirichlet_ends_with_a_line_that_names_the_client() -> None:
+def test_an_impossible_dirichlet_partition_names_the_client_that_is_short() -> None:
     with pytest.raises(UserError, match=r"client \d+ still has \d test images, min_size=10; use fewer clients"):
         make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 5), 0)
 
 
-def test_a_tiny_alpha_still_gives_every_image_to_somebody() -> None:
+def test_a_tiny_alpha_still_gives_every_image_to_a_client() -> None:
     dataset = tiny_dataset(10, 1, 50, 20)
     partition = make_partition(parse_partition("dirichlet:alpha=1e-6,clients=3,min_size=1"), dataset, 0)
     check_disjoint(partition, dataset, exhaustive=True)

@@ -20,7 +20,7 @@ def store(folder: Path, **sizes: int) -> None:
     write_store(folder, "tiny", {key: getattr(data, key) for key in ARRAYS}, data.class_names, data.domain_names)
 
 
-def test_what_was_written_is_mapped_back(tmp_path: Path) -> None:
+def test_a_written_store_is_mapped_back(tmp_path: Path) -> None:
     store(tmp_path / "tiny")
     data, read = tiny_dataset(), open_store(tmp_path / "tiny", verify=True)
     assert isinstance(read.images, np.memmap)
@@ -29,13 +29,15 @@ def test_what_was_written_is_mapped_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_chunks_of_any_number_give_one_array(tmp_path: Path) -> None:
+def test_chunks_of_any_size_give_one_array(tmp_path: Path) -> None:
     images = np.arange(11 * 12, dtype=np.uint8).reshape(11, 3, 2, 2)
     assert write_images(tmp_path, [images[:1], images[1:10], images[10:]]) == 11
     assert np.array_equal(np.load(tmp_path / "images.npy"), images)
 
 
-@pytest.mark.parametrize("room", [1000, 100_000])  # not even for images; for images but not for labels
+@pytest.mark.parametrize(
+    "room", [1000, 100_000]
+)  # too little for the images; enough for the images but not for the labels
 def test_a_full_disk_leaves_nothing(tmp_path: Path, room: int, full_disk: FullDisk) -> None:
     sizes = {"size": 30} if room == 1000 else {"classes": 30, "train": 100, "size": 1}
     with full_disk(room), pytest.raises(UserError, match="nothing was left behind"):
@@ -51,7 +53,7 @@ def test_a_full_disk_keeps_the_old_store_and_still_complains(tmp_path: Path, ful
     assert open_store(tmp_path / "tiny", verify=True).checksum == before
 
 
-def test_an_interrupted_store_is_no_store(tmp_path: Path) -> None:
+def test_an_interrupted_store_leaves_nothing(tmp_path: Path) -> None:
     def chunks() -> Iterator[np.ndarray]:
         yield np.zeros((2, 3, 4, 4), np.uint8)
         raise KeyboardInterrupt
@@ -61,7 +63,7 @@ def test_an_interrupted_store_is_no_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_cleared_after_a_day(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_after_a_day(tmp_path: Path) -> None:
     for name, age in ((".tiny-old", 2 * 24 * 3600), (".tiny-new", 60)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)

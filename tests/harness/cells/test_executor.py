@@ -37,6 +37,7 @@ def test_a_crash_inside_training_is_kept_as_the_reason(
     assert "the prompt exploded" in (outcome.folder / "failed.json").read_text()
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_bits_of_one(tmp_path: Path, shared_cache: Path) -> None:
     protocol = {"rounds": 2, "epochs": 1, "batch_size": 8}
     backbone = BackboneSpec("micro-vit", "random", 32)

@@ -68,6 +68,7 @@ def test_resumed_after_any_round_equals_undisturbed(toy_cell: Cell, tmp_path: Pa
     assert results(resumed) == results(undisturbed)
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_equals_undisturbed(toy_cell: Cell, tmp_path: Path) -> None:
     begun = time.perf_counter()
     undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))

@@ -22,11 +22,13 @@ def failures(method: type[Method], params: dict[str, object] | None = None) -> d
 
 
 @pytest.mark.parametrize("name", registry().names())
+@pytest.mark.slow
 def test_every_registered_method_conforms(name: str) -> None:
     assert failures(registry().get(name)) == {}
 
 
 @pytest.mark.parametrize("method", UNUSUAL)
+@pytest.mark.slow
 def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
     assert failures(method) == {}
 

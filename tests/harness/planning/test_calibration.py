@@ -72,6 +72,7 @@ def test_a_real_pass_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started == 0
 
 
+@pytest.mark.slow
 def test_workers_count_what_one_process_does() -> None:
     one, two = (prices([job()], Site(), workers, timed=False)[0] for workers in (1, 2))
     assert one == two

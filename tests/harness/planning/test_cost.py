@@ -60,6 +60,7 @@ def test_attention_counts_alike_with_and_without_the_fused_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_a_step_and_an_evaluation_at_vit_base(name: str) -> None:
     found = costs(name)
     method = meta_method(name, vit_base())
@@ -97,6 +98,7 @@ def test_a_stage_that_trains_late_tokens_has_a_shorter_way_back() -> None:
     assert found.flops["train group"] < 0.8 * found.flops["train shared"]
 
 
+@pytest.mark.slow
 def test_a_sweep_makes_the_passes_of_all_draws() -> None:
     """Ten instead of five; what the draws share, the frozen pass, is made once."""
     vit, kinds = toy_backbone().to("meta"), ("evaluate", "sweep")

@@ -67,6 +67,7 @@ def paper_cells() -> dict[str, CellPlan]:
     return {cell.cell.method: cell for cell in plan_suite(one, Site(out=Path("nowhere")), flops=1.0).cells.values()}
 
 
+@pytest.mark.slow
 def test_head_tune_on_domainnet_with_one_domain_a_client() -> None:
     found = paper_cells()["head-tune"]
     train = 100 * 5 * (6 * 1830)
@@ -178,6 +179,7 @@ def as_batches(counts: Mapping[str, int], split: str) -> Counter[tuple[str, str]
 
 
 @pytest.mark.parametrize("case", RUNS)
+@pytest.mark.slow
 def test_a_run_sees_what_was_planned(
     case: str, toy_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

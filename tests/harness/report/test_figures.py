@@ -298,6 +298,7 @@ def test_no_tuning_no_figure() -> None:
 # -- all together ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
     suite = a_suite(("fedvpt", "sgpt"), TWO)
     results = results_frame(suite).assign(status="missing")
@@ -319,6 +320,7 @@ def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
         assert figure.pdf.read_bytes() == (tmp_path / "a" / figure.pdf.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     suite = a_suite(("fedvpt",), TWO)
     records, rounds, results = records_of(suite), rounds_of(suite), results_frame(suite, average=[0.5, 0.6])
@@ -343,6 +345,7 @@ def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_unfinished_suite_draws_what_there_is(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ def texts(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_report_is_the_same_to_the_byte_without_the_run_folders(tmp_path: Path, uri: str) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path, leave=1)

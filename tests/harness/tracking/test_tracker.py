@@ -60,6 +60,7 @@ def test_default_store_lies_in_the_output_folder(tmp_path: Path) -> None:
     assert default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
 
 
+@pytest.mark.slow
 def test_mlflow_is_not_imported_until_something_is_recorded() -> None:
     code = "import sys; from fedprompt.harness import tracking, report; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
