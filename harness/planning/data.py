@@ -1,17 +1,12 @@
 """Labels to plan with: the real ones where the data are at hand, else what is published about their number."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.datasets._listing import MissingDataError
-from fedprompt.datasets._sources import SOURCES
-from fedprompt.datasets._store import is_store
+from fedprompt.datasets import SOURCES, Dataset, MissingDataError, load_labels
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import cache_dir
 
 # (train, test) images of each domain, dealt to the classes evenly, and where the numbers come from.
 _DOMAINNET = "the paper's 1,830 {} a domain; classes of equal size {}are assumed"
@@ -36,18 +31,12 @@ class Labelled:
 
 
 def labelled(name: str, root: Path | None = None) -> Labelled:
-    """What a partition is made of. Prepares nothing and decodes no image."""
-    source = SOURCES.get(name)
-    if source is None or is_store(cache_dir() / "datasets" / name):
-        return Labelled(load_dataset(name, root=root))
-    place = root or os.environ.get("FEDPROMPT_DATA")
+    """What a partition is made of. Public data sets are not prepared for it, and none of their images is decoded."""
     try:
-        if place:
-            found = source.listing(Path(place))
-            labels = (found.labels, found.domains, found.is_test, found.class_names, found.domain_names)
-            return Labelled(Dataset(name, _no_images(len(found.labels)), *labels, checksum=""))
+        return Labelled(load_labels(name, root))
     except MissingDataError:
-        pass
+        if name not in SOURCES:
+            raise
     if name not in PUBLISHED:
         raise UserError(f"{name} is not prepared, so its sizes are unknown; run: fedprompt prepare {name} --root DIR")
     return Labelled(published(name), f"{name} is not at hand: {PUBLISHED[name][1]}")
