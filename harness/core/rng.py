@@ -5,10 +5,12 @@ same key get the same draws, and no draw depends on how many were made before it
 """
 
 import hashlib
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Purpose = Literal["partition", "participation", "init", "batches", "noise", "evaluation", "data", "pretrain"]
 
@@ -19,8 +21,10 @@ def derive(seed: int, purpose: Purpose, *rest: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def torch_rng(seed: int, purpose: Purpose, *rest: int | str) -> torch.Generator:
+def torch_rng(seed: int, purpose: Purpose, *rest: int | str) -> "torch.Generator":
     """A CPU generator: draws are made on the CPU and moved, so that a GPU run sees the same numbers."""
+    import torch  # here, because data sets and the command line use this module without torch
+
     return torch.Generator().manual_seed(derive(seed, purpose, *rest))
 
 
