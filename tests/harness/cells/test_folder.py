@@ -13,8 +13,9 @@ import pytest
 
 from fedprompt.harness.cells import folder as runs
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import Run, load_checkpoint, open_folder, run_folder, save_checkpoint
-from fedprompt.harness.cells.run import Progress, Site, run_cell
+from fedprompt.harness.cells.folder import Checkpoint, load_checkpoint, open_folder, run_folder, save_checkpoint
+from fedprompt.harness.cells.run import RoundProgress, run_cell
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
 
 KEPT = ("records.csv", "rounds.csv", "partition.npz")
@@ -24,8 +25,8 @@ class StopError(Exception):
     pass
 
 
-def stop_after(round_: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
+def stop_after(round_: int) -> Callable[[RoundProgress], None]:
+    def report(progress: RoundProgress) -> None:
         if progress.round == round_:
             raise StopError
 
@@ -152,7 +153,7 @@ def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -
     from fedprompt.harness.federation.evaluation import evaluate
 
     _, _, federation = prepare(toy_cell, Site(tmp_path))
-    run = Run(federation.start())
+    run = Checkpoint(federation.start())
     run.logs.append(federation.step(run.state))
     run.records += evaluate(federation, run.state)
     save_checkpoint(tmp_path, toy_cell, run)
@@ -169,7 +170,7 @@ def test_diagnostics_survive_a_checkpoint_and_are_columns(toy_cell: Cell, tmp_pa
     from fedprompt.harness.cells.run import prepare
 
     _, _, federation = prepare(toy_cell, Site(tmp_path))
-    run = Run(
+    run = Checkpoint(
         federation.start(), logs=[dataclasses.replace(federation.step(federation.start()), diagnostics={"kl": 2.5})]
     )
     save_checkpoint(tmp_path, toy_cell, run)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.harness.cells.suite import KINDS, load_suite, parse_suite, suite_names
+from fedprompt.harness.cells.suite import KINDS
+from fedprompt.harness.cells.suite_file import load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import registry
 
