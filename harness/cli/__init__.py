@@ -35,7 +35,11 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 for success, 1 if some work failed, 2 for bad input, 130 when interrupted."""
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments, unrecognized = build_parser().parse_known_args(argv)
+        if unrecognized:  # reported by the command's parser, which suggests its own options
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")
+        if arguments.function is None:
+            arguments.parser.error("a command is missing")
         return arguments.function(arguments) or 0
     except UserError as error:
         print(f"fedprompt: {error}", file=sys.stderr)
@@ -56,7 +60,8 @@ def build_parser() -> Parser:
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parser.set_defaults(function=None, parser=parser)
     for command in COMMANDS:
         command.add(commands)
     return parser

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,19 +19,14 @@ class Parser(argparse.ArgumentParser):
         suggestion = ""
         if message.startswith("unrecognized") or "invalid choice" in message:
             known = self._words()
-            words = message.replace("'", " ").split()
+            words = re.findall(r"[\w-]+", message)
             nearest = next((near for word in words if (near := _nearest(word, known))), "")
             suggestion = f" Did you mean {nearest}?" if nearest else ""
         raise UserError(f"{message}.{suggestion} See '{self.prog} --help'.")
 
     def _words(self) -> list[str]:
-        """Options and choices, also those of subcommands, whose stray options are the main parser's to report."""
-        words = list(self._option_string_actions)
-        for action in self._actions:
-            words += action.choices or ()
-            for parser in action.choices.values() if isinstance(action.choices, dict) else ():
-                words += parser._words()
-        return words
+        """Options and, in the main parser, commands."""
+        return [*self._option_string_actions, *(word for action in self._actions for word in action.choices or ())]
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
@@ -54,5 +50,5 @@ def add_command(
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(function=function)
+    parser.set_defaults(function=function, parser=parser)
     return parser
