@@ -1,7 +1,7 @@
 """A session: the cells of one command, of which it runs those that are not finished and reports on all."""
 
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedprompt.harness.cells.cell import Cell
@@ -37,17 +37,16 @@ def run_cells(
     executor: str = "local",
     restart: bool = False,
     report_unstarted: bool = True,
-) -> Iterator[CellOutcome]:
-    """Run or resume what is not finished; yields the outcome of every cell, finished ones first, others as they end.
+) -> list[CellOutcome]:
+    """Run or resume what is not finished; returns the outcome of every cell, finished ones first, others as they ended.
 
     A failing cell does not stop the others. Without ``report_unstarted``, observers do not hear of a cell that failed
     before it had a run folder, which is what bad input does.
     """
     finished = [] if restart else finished_cells(cells, site.out)
-    for cell in finished:  # observers may have missed its end
-        folder = run_folder(site.out, cell)
-        _tell_finished(observers, folder)
-        yield CellOutcome(cell, folder)
+    outcomes = [CellOutcome(cell, run_folder(site.out, cell)) for cell in finished]
+    for outcome in outcomes:  # observers may have missed its end
+        _tell_finished(observers, outcome.folder)
     finished_hashes = {cell.hash for cell in finished}
     unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished_hashes}
 
@@ -62,7 +61,8 @@ def run_cells(
         elif report_unstarted or outcome.folder.exists():
             for observer in observers:
                 observer.failed(outcome.cell, outcome.error)
-        yield outcome
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _tell_finished(observers: Sequence[Observer], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs cells for `fedprompt run` and `fedprompt bench`: with bars, recorded in MLflow, failures named."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +45,6 @@ def run_and_record(
     cells: "Sequence[Cell]", site: "Site", args: Namespace, suite: str, workers: int = 1, executor: str = "local"
 ) -> "list[CellOutcome]":
     """The outcomes of all cells. Bad input of a cell that belongs to no suite is left to the caller to report."""
-    import sys
-
     from fedprompt.harness.cells.session import finished_cells, run_cells
     from fedprompt.harness.cli._options import tracking_uri
     from fedprompt.harness.core.progress import progress
@@ -56,14 +55,12 @@ def run_and_record(
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
     with progress() as bars:
         observers = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite)]
-        return list(
-            run_cells(
-                cells,
-                site,
-                observers,
-                workers=workers,
-                executor=executor,
-                restart=args.restart,
-                report_unstarted=bool(suite),
-            )
+        return run_cells(
+            cells,
+            site,
+            observers,
+            workers=workers,
+            executor=executor,
+            restart=args.restart,
+            report_unstarted=bool(suite),
         )
