@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 T = TypeVar("T")
+IDENTITY = ("cell", "method", "dataset", "partition", "seed", "phase", "backbone", "code")  # which run a row belongs to
 ORDER = ["dataset", "partition", "method", "seed", "cell"]  # of rows
 
 
@@ -37,8 +38,7 @@ def read_records(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.
     def records(cell: Cell, folder: Path) -> pd.DataFrame:
         frame = pd.read_csv(folder / "records.csv", dtype={"partition": str})
         frame = with_accuracy(frame.rename(columns={"partition": "partition_hash"}).drop(columns="seed"))
-        identity = _identity(cell)
-        return frame.assign(**identity)[[*identity, *frame.columns]]
+        return frame.assign(**_identity(cell))[[*IDENTITY, *frame.columns]]
 
     frames = list(_read(source, cells, "records.csv", records))
     return pd.concat(frames, ignore_index=True).sort_values([*ORDER, "round"], kind="stable", ignore_index=True)
@@ -56,7 +56,11 @@ def read_summaries(source: str | Path, cells: Iterable[Cell] | None = None) -> p
         params = {f"params.{key}": value for key, value in cell.params.items()}
         return {**_identity(cell), **params, **numbers, **environment}
 
-    return pd.DataFrame(_read(source, cells, "summary.json", summary)).sort_values(ORDER, ignore_index=True)
+    rows = _read(source, cells, "summary.json", summary)
+    frame = pd.DataFrame(rows).sort_values(ORDER, ignore_index=True)
+    groups = ["params.", "", "environment."]  # the order of columns must not depend on that of runs
+    rest = sorted((groups.index(name[: name.find(".") + 1]), name) for name in frame.columns if name not in IDENTITY)
+    return frame[[*IDENTITY, *(name for _, name in rest)]]
 
 
 def draw_accuracy(records: pd.DataFrame) -> "Figure":
@@ -86,17 +90,17 @@ def draw_accuracy(records: pd.DataFrame) -> "Figure":
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
-    """The columns that say which run a row belongs to."""
-    return {
-        "cell": cell.hash,
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "partition": cell.partition,
-        "seed": cell.seed,
-        "phase": cell.phase,
-        "backbone": cell.backbone.name,
-        "code": cell.code,
-    }
+    values = (
+        cell.hash,
+        cell.method,
+        cell.dataset,
+        cell.partition,
+        cell.seed,
+        cell.phase,
+        cell.backbone.name,
+        cell.code,
+    )
+    return dict(zip(IDENTITY, values, strict=True))
 
 
 def _read(source: str | Path, cells: Iterable[Cell] | None, name: str, parse: Callable[[Cell, Path], T]) -> list[T]:
