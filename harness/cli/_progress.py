@@ -45,7 +45,7 @@ def run_and_record(
     cells: "Sequence[Cell]", site: "Site", args: Namespace, suite: str, workers: int = 1, executor: str = "local"
 ) -> "list[CellOutcome]":
     """The outcomes of all cells. Bad input of a cell that belongs to no suite is left to the caller to report."""
-    from fedprompt.harness.cells.session import finished_cells, run_cells
+    from fedprompt.harness.cells.session import Observer, finished_cells, run_cells
     from fedprompt.harness.cli._options import tracking_uri
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.tracker import Tracker
@@ -54,7 +54,7 @@ def run_and_record(
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
     with progress() as bars:
-        observers = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite)]
+        observers: list[Observer] = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite)]
         return run_cells(
             cells,
             site,

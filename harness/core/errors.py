@@ -21,8 +21,8 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
     return UserError(f"unknown {kind} {name!r}.{nearest} Known: {listed}.{' ' + hint if hint else ''}")
 
 
-def check_keys(given: Iterable[str], allowed: Collection[str], where: str) -> None:
+def check_keys(keys: Iterable[str], allowed: Collection[str], where: str) -> None:
     """Refuse the first key that is not among ``allowed``; ``where`` names the place in the message."""
-    for key in given:
+    for key in keys:
         if key not in allowed:
             raise unknown(f"key in {where}", key, allowed)
