@@ -1,4 +1,4 @@
-"""A cell: one line of work, described completely. Its hash names its run folder."""
+"""A cell: one unit of work, described completely. Its hash names its run folder."""
 
 import dataclasses
 import hashlib
@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedprompt.methods import Method, registry
 
 @dataclass(frozen=True)
 class Cell:
-    """Everything a result depends on but the data themselves, whose checksum the run records."""
+    """Everything a result depends on, except the data themselves, whose checksum the run records."""
 
     method: str
     params: dict[str, Any]  # every parameter of the method, defaults filled in
@@ -31,19 +31,19 @@ class Cell:
     backbone: BackboneSpec
     protocol: Protocol
     seed: int
-    code: str  # the suite's version; for a method from outside also the hash of its file
+    code: str  # the package's version; for a plugin also the digest of its file
 
     def to_json(self) -> str:
         """Canonical text: equal cells give equal text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=1)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     @property
     def label(self) -> str:
-        """How progress bars and logs call it."""
+        """Its name in progress bars and messages."""
         return f"{self.method} {self.dataset} {self.partition} seed {self.seed}"
 
     @property
@@ -80,15 +80,14 @@ def make_cell(
 
 
 def _code(method: type[Method]) -> str:
-    """A plugin that is being written changes under one name; its cells must not be taken for finished."""
-    suite = _version()
+    """The version of the package; for a plugin also its digest, so that an edited plugin is run again."""
     file = Path(inspect.getfile(method)).resolve()
     if file.parent == Path(fedprompt.methods.__path__[0]).resolve():
-        return suite
-    return f"{suite}+{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+        return _version()
+    return f"{_version()}+{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
 
 
 @cache
 def _version() -> str:
-    """Read once: it is a file, and a suite has hundreds of cells."""
+    """Read from disk only once, because a suite has hundreds of cells."""
     return version("fedprompt-bench")

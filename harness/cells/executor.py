@@ -1,4 +1,4 @@
-"""Runs many cells: in this process, in several, or on a Ray cluster. Which one does not change a result."""
+"""Runs many cells: in this process, in several, or on a Ray cluster. The choice does not change any result."""
 
 import multiprocessing
 import os
@@ -14,16 +14,17 @@ from typing import Any
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import note_failure, run_folder
-from fedprompt.harness.cells.run import Progress, Site, run_cell
+from fedprompt.harness.cells.run import RoundProgress, run_cell
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import load_plugin
 
 EXECUTORS = ("local", "ray")
-POOL_RESTARTS = 3  # a worker that the system kills takes its pool along; the cells resume in a new one
+POOL_RESTARTS = 3  # a worker that the system kills breaks its pool; the cells resume in a new one
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How a cell ended: ``folder`` is finished unless there is an ``error``."""
 
     cell: Cell
@@ -31,36 +32,41 @@ class Outcome:
     error: str = ""
 
 
-Report = Callable[[Progress], None]
+OnRound = Callable[[RoundProgress], None]
 
 
 def execute(
-    cells: Sequence[Cell], site: Site, report: Report, workers: int = 1, executor: str = "local", restart: bool = False
-) -> Iterator[Outcome]:
+    cells: Sequence[Cell],
+    site: Site,
+    on_round: OnRound,
+    workers: int = 1,
+    executor: str = "local",
+    restart: bool = False,
+) -> Iterator[CellOutcome]:
     """Yield outcomes as cells end, in any order. A failing cell fails alone."""
     if executor == "ray":
-        yield from _on_ray(cells, site, report, restart)
+        yield from _on_ray(cells, site, on_round, restart)
     elif workers == 1:
         for cell in cells:
-            yield _attempt(cell, site, report, restart)
+            yield _attempt(cell, site, on_round, restart)
     else:
-        yield from _in_processes(cells, site, report, workers, restart)
+        yield from _in_processes(cells, site, on_round, workers, restart)
 
 
-def _attempt(cell: Cell, site: Site, report: Report, restart: bool) -> Outcome:
+def _attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
     folder = run_folder(site.out, cell)
     try:
-        run_cell(cell, site, report, restart)
-        return Outcome(cell, folder)
+        run_cell(cell, site, on_round, restart)
+        return CellOutcome(cell, folder)
     except UserError as error:
         reason = str(error)
-    except Exception as error:  # a method's fault must not take the other cells along; it is kept and shown
+    except Exception as error:  # a faulty method must not stop the other cells; its error is kept and shown
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     note_failure(folder, reason)
-    return Outcome(cell, folder, reason)
+    return CellOutcome(cell, folder, reason)
 
 
-_messages: "multiprocessing.SimpleQueue[Progress] | None" = None
+_messages: "multiprocessing.SimpleQueue[RoundProgress] | None" = None
 
 
 def _start_worker(messages: Any, parent: int, plugins: tuple[str, ...]) -> None:
@@ -78,26 +84,31 @@ def _die_with(parent: int) -> None:
     os._exit(1)
 
 
-def _work(cell: Cell, site: Site, restart: bool) -> Outcome:
+def _work(cell: Cell, site: Site, restart: bool) -> CellOutcome:
     assert _messages is not None
     return _attempt(cell, site, _messages.put, restart)
 
 
-def _in_processes(cells: Sequence[Cell], site: Site, report: Report, workers: int, restart: bool) -> Iterator[Outcome]:
+def _in_processes(
+    cells: Sequence[Cell], site: Site, on_round: OnRound, workers: int, restart: bool
+) -> Iterator[CellOutcome]:
     context = multiprocessing.get_context("spawn")
-    left = {cell.hash: cell for cell in cells}
+    unfinished = {cell.hash: cell for cell in cells}
+    begun: set[str] = set()  # started over if that was asked for; after a broken pool these are resumed
     for last_try in (*[False] * POOL_RESTARTS, True):
         messages: Any = context.SimpleQueue()
         pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, os.getpid(), site.plugins))
         try:
-            futures: dict[Future[Outcome], Cell] = {
-                pool.submit(_work, cell, site, restart): cell for cell in left.values()
+            futures: dict[Future[CellOutcome], Cell] = {
+                pool.submit(_work, cell, site, restart and cell.hash not in begun): cell for cell in unfinished.values()
             }
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 while not messages.empty():
-                    report(messages.get())
+                    progress = messages.get()
+                    begun.add(progress.cell)
+                    on_round(progress)
                 for future in done:
                     cell = futures[future]
                     try:
@@ -106,17 +117,16 @@ def _in_processes(cells: Sequence[Cell], site: Site, report: Report, workers: in
                         if not last_try:
                             continue
                         reason = "a worker process died (out of memory?); run the suite again to resume"
-                        outcome = Outcome(cell, run_folder(site.out, cell), reason)
-                    del left[cell.hash]
+                        outcome = CellOutcome(cell, run_folder(site.out, cell), reason)
+                    del unfinished[cell.hash]
                     yield outcome
         finally:
             pool.shutdown(cancel_futures=True)
-        if not left:
+        if not unfinished:
             return
-        restart = False  # what was started over has checkpoints of its own now
 
 
-def _on_ray(cells: Sequence[Cell], site: Site, report: Report, restart: bool) -> Iterator[Outcome]:
+def _on_ray(cells: Sequence[Cell], site: Site, on_round: OnRound, restart: bool) -> Iterator[CellOutcome]:
     """Needs a file system that all nodes share for ``site.out``."""
     try:
         import ray
@@ -127,18 +137,18 @@ def _on_ray(cells: Sequence[Cell], site: Site, report: Report, restart: bool) ->
     messages = Queue()
     gpus = 1 if site.device.startswith("cuda") else 0
 
-    @ray.remote(num_cpus=site.threads, num_gpus=gpus)
-    def work(cell: Cell) -> Outcome:
+    def work(cell: Cell) -> CellOutcome:
         for plugin in site.plugins:
             load_plugin(plugin)
         return _attempt(cell, site, messages.put, restart)
 
-    pending = [work.remote(cell) for cell in cells]
+    remote_work = ray.remote(num_cpus=site.threads, num_gpus=gpus)(work)
+    pending = [remote_work.remote(cell) for cell in cells]
     while pending:
         done, pending = ray.wait(pending, timeout=0.5)
         while True:
             try:
-                report(messages.get_nowait())
+                on_round(messages.get_nowait())
             except (Empty, queue.Empty):
                 break
         yield from ray.get(done)

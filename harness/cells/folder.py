@@ -3,16 +3,15 @@
     cell.json               the cell, resolved
     checkpoint.safetensors  the state after the last finished round, with all records so far
     partition.npz           who has what
-    records.csv             a row a client and evaluated round
-    rounds.csv              a row a round: cohort, loss, floats and bytes each way, the method's own diagnostics
+    records.csv             one row per client and evaluated round
+    rounds.csv              one row per round: cohort, loss, floats and bytes each way, the method's diagnostics
     summary.json            the reported numbers, the partition's hash, the data's checksum, the environment
-    failed.json             why the last try stopped, if it did
+    failed.json             why the last attempt stopped, if it did
     done                    written last; the run is finished
 
-Every file appears by rename, whole. The checkpoint is one file, so state and records cannot disagree.
+Every file but the lock appears whole, by renaming. The checkpoint is one file, so state and records cannot disagree.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -25,6 +24,7 @@ import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
@@ -36,8 +36,8 @@ CHECKPOINT, DONE, FAILED = "checkpoint.safetensors", "done", "failed.json"
 
 
 @dataclass
-class Run:
-    """A federation on its way: the state and what has been recorded."""
+class Checkpoint:
+    """A federation after some rounds: its state and what has been recorded so far."""
 
     state: FederationState
     records: list[Record] = field(default_factory=list)
@@ -54,25 +54,22 @@ def is_done(folder: Path) -> bool:
 
 @contextmanager
 def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[None]:
-    """Hold ``folder`` for this process; refuse one that another process holds or that belongs to another cell."""
+    """Lock ``folder`` for this process; refuse one that another process holds or that belongs to another cell."""
+    lock = FileLock(folder / ".lock")  # the system releases it when the process ends, however it ends
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        held = lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(
+            f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it."
+        ) from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out DIR.") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it."
-            ) from error
-        for stray in folder.glob(".*-*"):  # left by a process killed while it wrote
-            stray.unlink()
+    with held:
+        for scratch in folder.glob(".*-*"):  # left by a process that was killed while it wrote
+            scratch.unlink()
         if restart:
-            for path in folder.iterdir():
-                if path.name != ".lock":
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _clear(folder)
         owner = folder / "cell.json"
         if owner.exists() and owner.read_text() != cell.to_json():
             raise UserError(f"{folder} holds another cell's run; pass --restart or another --out DIR.")
@@ -80,12 +77,20 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
         yield
 
 
-def save_checkpoint(folder: Path, cell: Cell, run: Run) -> None:
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def save_checkpoint(folder: Path, cell: Cell, run: Checkpoint) -> None:
     state = run.state
     tensors = {f"server/{name}": tensor for name, tensor in state.server.items()}
     for part in ("personal", "local"):
-        for client, own in getattr(state, part).items():
-            tensors |= {f"{part}/{client}/{name}": tensor for name, tensor in own.items()}
+        for client, client_state in getattr(state, part).items():
+            tensors |= {f"{part}/{client}/{name}": tensor for name, tensor in client_state.items()}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     meta = {
         "cell": cell.hash,
@@ -99,35 +104,37 @@ def save_checkpoint(folder: Path, cell: Cell, run: Run) -> None:
     write_atomic(folder / CHECKPOINT, content)
 
 
-def load_checkpoint(folder: Path, cell: Cell, device: str | torch.device = "cpu") -> Run | None:
-    """The run so far, None if it has none; a checkpoint that is damaged or another cell's is refused."""
+def load_checkpoint(folder: Path, cell: Cell, device: str | torch.device = "cpu") -> Checkpoint | None:
+    """The run so far, or None if there is no checkpoint; one that is damaged or another cell's is refused."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    again = "start the cell over with --restart."
+    remedy = "start the cell over with --restart."
     try:
         with safetensors.safe_open(path, "pt", device=str(device)) as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         text, digest = header["run"], header["digest"]
     except (OSError, KeyError, safetensors.SafetensorError) as error:
-        raise UserError(f"checkpoint {path} cannot be read ({type(error).__name__}: half-written?); {again}") from error
+        raise UserError(
+            f"checkpoint {path} cannot be read ({type(error).__name__}: half-written?); {remedy}"
+        ) from error
     if digest != _digest(text, tensors):
-        raise UserError(f"checkpoint {path} does not match its digest (damaged?); {again}")
+        raise UserError(f"checkpoint {path} does not match its digest (damaged?); {remedy}")
     meta = json.loads(text)
     if meta["cell"] != cell.hash:
-        raise UserError(f"checkpoint {path} belongs to cell {meta['cell']}, not {cell.hash}; {again}")
-    state = FederationState(
-        meta["round"], {n.split("/", 1)[1]: t for n, t in tensors.items() if n.startswith("server/")}
-    )
+        raise UserError(f"checkpoint {path} belongs to cell {meta['cell']}, not {cell.hash}; {remedy}")
+    state = FederationState(meta["round"], _below("server/", tensors))
     for part in ("personal", "local"):
         for client in meta["clients"][part]:
-            prefix = f"{part}/{client}/"
-            own = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            getattr(state, part)[client] = own
+            getattr(state, part)[client] = _below(f"{part}/{client}/", tensors)
     records = [Record(*row) for row in meta["records"]]
     logs = [RoundLog(row[0], tuple(row[1]), *row[2:]) for row in meta["logs"]]
-    return Run(state, records, logs)
+    return Checkpoint(state, records, logs)
+
+
+def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _digest(text: str, tensors: dict[str, torch.Tensor]) -> str:
@@ -138,7 +145,7 @@ def _digest(text: str, tensors: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def finish(folder: Path, cell: Cell, run: Run, summary: dict[str, object], partition_hash: str) -> None:
+def finish(folder: Path, cell: Cell, run: Checkpoint, summary: dict[str, object], partition_hash: str) -> None:
     """Write the readable files, then the marker."""
     records = pd.DataFrame([asdict(record) for record in run.records])
     records.insert(0, "seed", cell.seed)

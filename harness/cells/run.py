@@ -14,7 +14,7 @@ import torch
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import (
-    Run,
+    Checkpoint,
     finish,
     is_done,
     load_checkpoint,
@@ -22,7 +22,7 @@ from fedprompt.harness.cells.folder import (
     run_folder,
     save_checkpoint,
 )
-from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.clients import ClientData, Split
 from fedprompt.harness.federation.evaluation import evaluate, evaluate_unseen
@@ -35,70 +35,47 @@ from fedprompt.methods import Task, registry
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where a cell runs. Nothing here changes its result on the CPU, but the number of threads may in the last bits."""
+class RoundProgress:
+    """What a running cell reports after each round; accuracies only where the round was evaluated."""
 
-    out: Path = Path("results")
-    data_root: Path | None = None
-    weights: str | None = None  # the file behind a backbone's content hash, where it is not the embedded one
-    device: str = "cpu"
-    threads: int = 1
-    plugins: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a running cell tells after each round; metrics only where the round was evaluated."""
-
-    cell: str
+    cell: str  # its hash
     round: int
     rounds: int
     metrics: dict[str, float]
 
 
-def choose_device(wanted: str) -> str:
-    """`auto` takes a GPU where there is one."""
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {wanted!r} is not available here; use cpu, cuda, cuda:N or auto.") from error
-    return wanted
-
-
 def run_cell(
-    cell: Cell, site: Site, report: Callable[[Progress], None] = lambda _: None, restart: bool = False
+    cell: Cell,
+    site: Site = DEFAULT_SITE,
+    report: Callable[[RoundProgress], None] = lambda _: None,
+    restart: bool = False,
 ) -> Path:
-    """Run, resume or skip ``cell``; returns its folder, finished."""
+    """Run, resume or skip ``cell``; returns its folder, finished. ``report`` is called after each round."""
     folder = run_folder(site.out, cell)
     if is_done(folder) and not restart:
         return folder
     torch.set_num_threads(site.threads)
-    dataset, partition, federation = prepare(
-        cell, site
-    )  # whatever is wrong with the input shows before anything is written
+    dataset, partition, federation = prepare(cell, site)  # bad input fails here, before anything is written
+    rules = cell.protocol
+    split: Split = "val" if rules.val_fraction else "test"
     with open_folder(folder, cell, restart):
-        run = load_checkpoint(folder, cell, site.device) or Run(federation.start())
+        run = load_checkpoint(folder, cell, site.device) or Checkpoint(federation.start())
         partition.save(folder / "partition.npz")
-        started, begun_at = time.perf_counter(), run.state.round
-        split: Split = "val" if cell.protocol.val_fraction else "test"
-        while run.state.round < cell.protocol.rounds:
+        start_time, first_round = time.perf_counter(), run.state.round
+        while run.state.round < rules.rounds:
             run.logs.append(federation.step(run.state))
-            if cell.protocol.evaluated(run.state.round):
+            if rules.evaluated(run.state.round):
                 run.records += evaluate(federation, run.state, split)
-            if run.state.round == cell.protocol.rounds and partition.unseen:
+            if run.state.round == rules.rounds and partition.unseen:
                 run.records += evaluate_unseen(federation, run.state, partition.unseen, split)
             save_checkpoint(folder, cell, run)
-            report(Progress(cell.hash, run.state.round, cell.protocol.rounds, _latest(run)))
-        seconds = time.perf_counter() - started
+            report(RoundProgress(cell.hash, run.state.round, rules.rounds, _latest_metrics(run)))
+        seconds = time.perf_counter() - start_time
         summary = {
-            **summarise(
-                records_frame(run.records), cell.protocol.rounds, cell.protocol.last, cell.protocol.never_sampled
-            ),
+            **summarise(records_frame(run.records), rules.rounds, rules.last, rules.never_sampled),
             "floats_down": run.logs[-1].floats_down / len(run.logs[-1].cohort),
             "floats_up": run.logs[-1].floats_up / len(run.logs[-1].cohort),
-            "seconds_per_round": seconds / max(1, cell.protocol.rounds - begun_at),
+            "seconds_per_round": seconds / max(1, rules.rounds - first_round),
             "partition_hash": partition.hash,
             "data_checksum": dataset.checksum,
             "environment": environment(site),
@@ -108,15 +85,16 @@ def run_cell(
 
 
 def prepare(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
-    """Everything a federation of ``cell`` is made of."""
+    """The data set, its partition and the federation of ``cell``, ready to start."""
     dataset = _dataset(cell.dataset, site.data_root, cell.backbone.image_size)
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
     backbone = _backbone(cell.backbone, site.weights, site.device)
     cls = registry().get(cell.method)
     params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
-    wanted = "features" in cls.needs
-    rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
-    features = cached_features(backbone, dataset, cls.feature_depth(params), rows) if wanted else None
+    features = None
+    if "features" in cls.needs:
+        rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
+        features = cached_features(backbone, dataset, cls.feature_depth(params), rows)
     data = ClientData(dataset, partition, cls.needs, features, site.device)
     task = Task(dataset.class_names, data.counts(dataset.num_classes))
     method = cls(params, backbone, task)
@@ -134,7 +112,7 @@ def environment(site: Site) -> dict[str, str]:
     }
 
 
-def _latest(run: Run) -> dict[str, float]:
+def _latest_metrics(run: Checkpoint) -> dict[str, float]:
     log = asdict(run.logs[-1])
     metrics = {k: float(log[k]) for k in ("loss", "floats_down", "floats_up", "bytes_down", "bytes_up")}
     metrics |= {f"diagnostics/{name}": value for name, value in run.logs[-1].diagnostics.items()}
@@ -145,7 +123,7 @@ def _latest(run: Run) -> dict[str, float]:
     return metrics
 
 
-# A worker runs many cells of few data sets and backbones.
+# A worker runs many cells, but of few data sets and backbones.
 @lru_cache(maxsize=4)
 def _dataset(name: str, root: Path | None, image_size: int) -> Dataset:
     return load_dataset(name, root=root, image_size=image_size)

@@ -1,22 +1,77 @@
-"""The command line. Each command is a module with `add(subparsers)`; heavy libraries are imported when one runs."""
+"""The command line: one module per command, with `add(commands)` and the function that does it.
 
+Only that function imports heavy libraries, so that help and answers to mistyped arguments come at once.
+"""
+
+import argparse
 import sys
 from collections.abc import Sequence
 
-from fedprompt.harness.cli._parser import build_parser
+from fedprompt.harness.cli import (
+    bench,
+    check,
+    datasets,
+    methods,
+    perf,
+    plan,
+    prepare,
+    pretrain,
+    report,
+    run,
+    sync,
+    tune,
+)
+from fedprompt.harness.cli._parser import Parser
 from fedprompt.harness.core.errors import UserError
+
+COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, pretrain, perf)
+EXAMPLES = """examples:
+  fedprompt methods
+  fedprompt run --method fedvpt --dataset glyph-domains --partition domains:m=2
+  fedprompt bench embedded --workers 2
+  fedprompt report embedded"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 for success, 1 where some work failed, 2 for bad input, 130 when interrupted."""
+    """Exit code 0 for success, 1 if some work failed, 2 for bad input, 130 when interrupted."""
     try:
-        arguments = build_parser().parse_args(argv)
-        return int(arguments.run(arguments) or 0)
+        arguments, unrecognized = build_parser().parse_known_args(argv)
+        if unrecognized:  # reported by the command's parser, which suggests its own options
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")
+        if arguments.function is None:
+            arguments.parser.error("a command is missing")
+        return arguments.function(arguments) or 0
     except UserError as error:
         print(f"fedprompt: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedprompt: interrupted; the same command goes on from here", file=sys.stderr)
+        print("fedprompt: interrupted; the same command continues from here", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has left
         return 1
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="fedprompt",
+        allow_abbrev=False,
+        description="Benchmark suite for personalised federated learning by prompt tuning.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    parser.set_defaults(function=None, parser=parser)
+    for command in COMMANDS:
+        command.add(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"fedprompt {version('fedprompt-bench')}")
+        parser.exit()

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedprompt.harness.cli._commands import chosen_suite, tracking_uri
+from fedprompt.harness.cli._options import make_site, selected_suite, tracking_uri
 from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cells.cell import Cell
-    from fedprompt.harness.cells.run import Progress
+    from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.tuning.queue import Queue
     from fedprompt.harness.tuning.search import Point, Search
 
@@ -22,7 +22,6 @@ def tune(args: Namespace) -> int:
     """1 if a study ended without any finished trial."""
     from optuna.exceptions import StorageInternalError
 
-    from fedprompt.harness.cells.run import Site, choose_device
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.store import first_line, public
     from fedprompt.harness.tuning.queue import Queue, open_storage
@@ -30,17 +29,13 @@ def tune(args: Namespace) -> int:
     from fedprompt.harness.tuning.search import searches, tuned_path
     from fedprompt.harness.tuning.trials import StudyTracker
 
-    if args.threads < 1:
-        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
-    suite = chosen_suite(args)
+    site = make_site(args)
+    suite = selected_suite(args)
     wanted = searches(suite, args.sampler, args.trials)
     if not wanted:
         raise UserError(
             f"suite {suite.name!r} has nothing to search: give values in tune.grid, or choose other methods."
         )
-    weights = None if args.weights in (None, "hub", "random") else args.weights
-    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    site = Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
     url = args.storage or f"sqlite:///{(args.out / 'optuna.db').resolve()}"
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +52,7 @@ def tune(args: Namespace) -> int:
         whole = bar.add_task(f"trials of {len(wanted)} studies", total=total, completed=done)
         rows: dict[str, Any] = {}
 
-        def report(cell: "Cell", event: "Progress") -> None:
+        def report(cell: "Cell", event: "RoundProgress") -> None:
             if event.cell not in rows:
                 rows[event.cell] = bar.add_task(cell.label, total=event.rounds)
             bar.update(rows[event.cell], completed=event.round)

@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from fedprompt.harness.core.errors import UserError, unknown
+from fedprompt.harness.core.errors import UserError, check_keys, unknown
 
 T = TypeVar("T")
 
@@ -37,11 +37,11 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """An instance of the dataclass ``cls`` from plain values or text; ``where`` names it in errors."""
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    checked = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise unknown(f"key in {where}", name, fields)
-        checked[name] = _check(fields[name], _convert(value, hints[name], f"{where}: {name}"), where)
+    check_keys(values, fields, where)
+    checked = {
+        name: _check(fields[name], _convert(value, hints[name], f"{where}: {name}"), where)
+        for name, value in values.items()
+    }
     return cls(**checked)
 
 
@@ -87,7 +87,7 @@ def _check(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
 
 
 def describe(cls: type) -> list[dict[str, str]]:
-    """One row a field, for ``fedprompt methods NAME``: name, default, range, paper's value, meaning."""
+    """One row per field, as ``fedprompt methods NAME`` prints them."""
     rows = []
     for field in dataclasses.fields(cls):
         meta = field.metadata

@@ -1,25 +1,38 @@
-"""Files: where the cache is, and writing a file whole."""
+"""Files: where the cache is, and how a file is written whole or not at all."""
 
 import os
-import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def cache_dir() -> Path:
-    """Where prepared data live: $FEDPROMPT_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("FEDPROMPT_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "fedprompt"
+    """Where prepared data live: $FEDPROMPT_CACHE, else `fedprompt` in the user's cache folder."""
+    if configured := os.environ.get("FEDPROMPT_CACHE"):
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedprompt"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends; if the block fails, ``path`` stays as it was.
+
+    A process that is killed inside the block leaves a scratch file named `.NAME-...` behind.
+    """
+    scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # opened plainly, so that its mode follows the umask
+    try:
+        with scratch.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """The file is there whole or not at all, also when the process is killed in between."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(scratch).replace(path)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        file.write(content)

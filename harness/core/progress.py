@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A bar display; use it as a context manager. ``columns`` replace the usual counts and times."""
+    """Bars to be used as a context manager. ``columns`` replace the usual counts and times."""
     usual = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(
         TextColumn("{task.description}"),

@@ -1,8 +1,6 @@
 """Frozen features: without augmentation they are a function of the image, so each is computed once and kept."""
 
 import hashlib
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from fedprompt.datasets import Dataset
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.files import atomic_file, cache_dir
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.backbone import FrozenViT
 
@@ -62,7 +60,5 @@ def cached_features(
 
 def _save(path: Path, array: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "wb") as file:
+    with atomic_file(path) as file:
         np.save(file, array)
-    Path(scratch).replace(path)

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as nnf
 from rich.console import Console
 from rich.progress import track
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from timm.models.vision_transformer import VisionTransformer
 
 from fedprompt.datasets import Dataset
 from fedprompt.datasets.glyphs import glyph_100, glyph_domains, glyph_pretrain
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.core.rng import derive, torch_rng
 
 ARCH: dict[str, Any] = {
@@ -116,9 +118,8 @@ def _check_writable(out: Path) -> None:
 
 def save(model: VisionTransformer, out: Path) -> None:
     """Write the weights without the class head, whole or not at all."""
-    scratch = out.with_suffix(".part")
-    save_file({name: value for name, value in model.state_dict().items() if not name.startswith("head.")}, scratch)
-    scratch.replace(out)
+    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
+    write_atomic(out, save_tensors(weights))
 
 
 def rate(step: int, steps: int, warmup: int) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import Site, run_cell
+from fedprompt.harness.cells.run import run_cell
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone

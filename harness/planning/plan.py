@@ -20,7 +20,7 @@ import pandas as pd
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.run import Site
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.progress import track

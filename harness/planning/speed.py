@@ -9,7 +9,8 @@ import torch
 
 from fedprompt.datasets import Dataset, load_dataset
 from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import Site, prepare
+from fedprompt.harness.cells.run import prepare
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.features import frozen_features

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Metric, Run
 
-    from fedprompt.harness.cells.run import Progress
+    from fedprompt.harness.cells.run import RoundProgress
 
 MARKER = "tracked.json"  # in a run folder: the suites it belongs to, the stores that have it
 ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "summary.json", "partition.npz")
@@ -101,7 +101,7 @@ class Tracker:
         self._away_until = 0.0
         self._warned = False
 
-    def round(self, cell: Cell, progress: "Progress") -> None:
+    def round(self, cell: Cell, progress: "RoundProgress") -> None:
         """Take in one round; it is sent with others, at most one call in ``SEND_EVERY`` seconds a cell."""
         live = self._live.setdefault(cell.hash, _Live())
         live.waiting[progress.round] = progress.metrics

@@ -15,9 +15,10 @@ import pandas as pd
 from optuna.trial import Trial
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import Outcome, execute
+from fedprompt.harness.cells.executor import CellOutcome, execute
 from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.run import Progress, Site
+from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.tracking.tracker import alone
 from fedprompt.harness.tuning.file import Tuned, read_tuned, write_tuned
 from fedprompt.harness.tuning.queue import Queue, Result, heartbeat
@@ -27,7 +28,7 @@ from fedprompt.harness.tuning.trials import StudyTracker
 WAVE = 64  # trials
 POLL = 5.0  # seconds between two looks at the trials of other processes
 
-Report = Callable[[Cell, Progress], None]  # told of each round
+Report = Callable[[Cell, RoundProgress], None]  # told of each round
 Ended = Callable[[Search, Point, str], None]  # told of each trial, with the reason if it failed
 
 
@@ -41,7 +42,7 @@ class _Running:
     values: list[float] = field(default_factory=list)
     reason: str = ""
 
-    def take(self, outcome: Outcome) -> bool:
+    def take(self, outcome: CellOutcome) -> bool:
         """Whether that was its last cell."""
         self.left.discard(outcome.cell.hash)
         if outcome.error:
@@ -107,7 +108,7 @@ def _run(
             cells[cell.hash] = cell
             tracker.adopt(cell, search, trial.number, trial.params)
 
-    def tell(event: Progress) -> None:
+    def tell(event: RoundProgress) -> None:
         tracker.round(cells[event.cell], event)
         report(cells[event.cell], event)
 

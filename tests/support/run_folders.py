@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.folder import Run, finish, open_folder, run_folder
+from fedprompt.harness.cells.folder import Checkpoint, finish, open_folder, run_folder
 from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.metrics import records_frame, summarise
 from fedprompt.harness.federation.rounds import FederationState, RoundLog
@@ -50,7 +50,7 @@ def done_folder(
         "environment": {"torch": "2"},
     }
     with open_folder(folder, cell):
-        finish(folder, cell, Run(FederationState(len(table), {}), records, logs), summary, "0123456789abcdef")
+        finish(folder, cell, Checkpoint(FederationState(len(table), {}), records, logs), summary, "0123456789abcdef")
     return folder
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import Outcome
-from fedprompt.harness.cells.run import Site
-from fedprompt.harness.cells.suite import Suite, parse_suite
+from fedprompt.harness.cells.executor import CellOutcome
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.cells.suite_file import parse_suite
 from fedprompt.harness.tuning import run as _tuning_run
 from fedprompt.harness.tuning.queue import Queue, open_storage
 from fedprompt.harness.tuning.search import Search, searches, tuned_path
@@ -66,7 +67,7 @@ class Bench:
         self.storage = open_storage(f"sqlite:///{out}/optuna.db")
         monkeypatch.setattr(_tuning_run, "execute", self._execute)
 
-    def _execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[Outcome]:
+    def _execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
             self.ran.append((cell.params["lr"], cell.seed))
             error = self.act(cell)
@@ -74,7 +75,7 @@ class Bench:
             folder = (
                 site.out / "nowhere" if error else done_folder(site.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
             )
-            yield Outcome(cell, folder, error)
+            yield CellOutcome(cell, folder, error)
 
     def tune(self, suite: Suite, sampler: str = "grid", uri: str = "", workers: int = 1) -> list[Queue]:
         queues = [Queue(search, self.storage) for search in searches(suite, sampler)]

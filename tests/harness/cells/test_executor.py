@@ -7,11 +7,12 @@ import pytest
 
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import execute
-from fedprompt.harness.cells.run import Progress, Site
+from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.model.weights import BackboneSpec
 
 
-def silent(_: Progress) -> None:
+def silent(_: RoundProgress) -> None:
     pass
 
 
@@ -45,7 +46,7 @@ def test_two_workers_give_the_bits_of_one(tmp_path: Path, shared_cache: Path) ->
         make_cell("fedvpt", "glyph-domains", "domains:m=1,shots=1", backbone, seed, {"length": 1}, protocol)
         for seed in (0, 1, 2)
     ]
-    told: list[Progress] = []
+    told: list[RoundProgress] = []
     one = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "one"), silent, workers=1)}
     two = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "two"), told.append, workers=2)}
     for cell in cells:

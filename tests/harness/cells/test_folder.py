@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.harness.cells import folder as runs
+from fedprompt.harness.cells import folder as folder_module
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import Run, load_checkpoint, open_folder, run_folder, save_checkpoint
-from fedprompt.harness.cells.run import Progress, Site, run_cell
+from fedprompt.harness.cells.folder import Checkpoint, load_checkpoint, open_folder, run_folder, save_checkpoint
+from fedprompt.harness.cells.run import RoundProgress, run_cell
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
 
 KEPT = ("records.csv", "rounds.csv", "partition.npz")
@@ -24,8 +25,8 @@ class StopError(Exception):
     pass
 
 
-def stop_after(round_: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
+def stop_after(round_: int) -> Callable[[RoundProgress], None]:
+    def report(progress: RoundProgress) -> None:
         if progress.round == round_:
             raise StopError
 
@@ -93,7 +94,7 @@ def test_killed_at_ten_random_moments_equals_undisturbed(toy_cell: Cell, tmp_pat
 def test_a_half_written_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) -> None:
     with pytest.raises(StopError):
         run_cell(toy_cell, Site(tmp_path), report=stop_after(2))
-    path = run_folder(tmp_path, toy_cell) / runs.CHECKPOINT
+    path = run_folder(tmp_path, toy_cell) / folder_module.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"cannot be read.*--restart"):
         run_cell(toy_cell, Site(tmp_path))
@@ -102,7 +103,7 @@ def test_a_half_written_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) ->
 def test_a_flipped_bit_is_noticed(toy_cell: Cell, tmp_path: Path) -> None:
     with pytest.raises(StopError):
         run_cell(toy_cell, Site(tmp_path), report=stop_after(2))
-    path = run_folder(tmp_path, toy_cell) / runs.CHECKPOINT
+    path = run_folder(tmp_path, toy_cell) / folder_module.CHECKPOINT
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
@@ -114,7 +115,7 @@ def test_restart_starts_over(toy_cell: Cell, tmp_path: Path) -> None:
     undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))
     folder = run_folder(tmp_path, toy_cell)
     folder.mkdir(parents=True)
-    (folder / runs.CHECKPOINT).write_bytes(b"rubbish")
+    (folder / folder_module.CHECKPOINT).write_bytes(b"rubbish")
     assert results(run_cell(toy_cell, Site(tmp_path), restart=True)) == results(undisturbed)
 
 
@@ -122,7 +123,7 @@ def test_a_foreign_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) -> None
     other = dataclasses.replace(toy_cell, seed=1)
     theirs, mine = run_cell(other, Site(tmp_path)), run_folder(tmp_path, toy_cell)
     mine.mkdir(parents=True)
-    (mine / runs.CHECKPOINT).write_bytes((theirs / runs.CHECKPOINT).read_bytes())
+    (mine / folder_module.CHECKPOINT).write_bytes((theirs / folder_module.CHECKPOINT).read_bytes())
     with pytest.raises(UserError, match=f"belongs to cell {other.hash}"):
         run_cell(toy_cell, Site(tmp_path))
 
@@ -141,6 +142,29 @@ def test_two_processes_cannot_run_one_cell(toy_cell: Cell, tmp_path: Path) -> No
         run_cell(toy_cell, Site(tmp_path))
 
 
+def test_the_lock_of_a_killed_process_is_released(toy_cell: Cell, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, toy_cell)
+    context = multiprocessing.get_context("fork")
+    locked = context.Event()
+
+    def hold() -> None:
+        with open_folder(folder, toy_cell):
+            locked.set()
+            time.sleep(600)
+
+    child = context.Process(target=hold)
+    child.start()
+    assert locked.wait(60)
+    with pytest.raises(UserError, match="another process"), open_folder(folder, toy_cell):
+        pass
+    child.kill()
+    child.join()
+    with open_folder(folder, toy_cell):
+        pass
+    with open_folder(folder, toy_cell):  # and by one that ended in the ordinary way
+        pass
+
+
 def test_an_unwritable_out_is_one_line(toy_cell: Cell, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -153,7 +177,7 @@ def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -
     from fedprompt.harness.federation.evaluation import evaluate
 
     _, _, federation = prepare(toy_cell, Site(tmp_path))
-    run = Run(federation.start())
+    run = Checkpoint(federation.start())
     run.logs.append(federation.step(run.state))
     run.records += evaluate(federation, run.state)
     save_checkpoint(tmp_path, toy_cell, run)
@@ -162,19 +186,19 @@ def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -
     assert (loaded.records, loaded.logs, loaded.state.round) == (run.records, run.logs, 1)
     assert loaded.state.personal.keys() == run.state.personal.keys()
     assert all((loaded.state.server[k] == v).all() for k, v in run.state.server.items())
-    for client, own in run.state.personal.items():
-        assert all((loaded.state.personal[client][name] == value).all() for name, value in own.items())
+    for client, state in run.state.personal.items():
+        assert all((loaded.state.personal[client][name] == value).all() for name, value in state.items())
 
 
 def test_diagnostics_survive_a_checkpoint_and_are_columns(toy_cell: Cell, tmp_path: Path) -> None:
     from fedprompt.harness.cells.run import prepare
 
     _, _, federation = prepare(toy_cell, Site(tmp_path))
-    run = Run(
+    run = Checkpoint(
         federation.start(), logs=[dataclasses.replace(federation.step(federation.start()), diagnostics={"kl": 2.5})]
     )
     save_checkpoint(tmp_path, toy_cell, run)
     loaded = load_checkpoint(tmp_path, toy_cell)
     assert loaded is not None
     assert loaded.logs == run.logs
-    assert runs._row(run.logs[0])["diagnostics/kl"] == 2.5
+    assert folder_module._row(run.logs[0])["diagnostics/kl"] == 2.5

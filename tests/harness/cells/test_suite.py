@@ -2,10 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedprompt.harness.cells.suite import KINDS, load_suite, parse_suite, suite_names
+from fedprompt.harness.cells import suite as suite_module
+from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.cells.suite import KINDS
+from fedprompt.harness.cells.suite_file import load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import registry
 
@@ -39,6 +43,30 @@ def test_every_suite_of_the_package_expands(name: str) -> None:
     assert len(planned) == sum(len(setting.rows) for setting in suite.settings) * len(suite.seeds)
     assert {entry.cell.hash for entry in planned} == {cell.hash for cell in cells}
     assert len({cell.hash for cell in cells}) == len(cells)
+
+
+def test_a_suite_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counted(*args: Any) -> Cell:
+        nonlocal calls
+        calls += 1
+        return make_cell(*args)
+
+    monkeypatch.setattr(suite_module, "make_cell", counted)
+    suite = load_suite("embedded")
+    for _ in range(3):
+        cells = suite.cells()
+        for entry in suite.planned():
+            assert suite.cell(entry.setting, entry.row, entry.cell.seed) is entry.cell
+    assert len(cells) == 142
+    assert calls == len(suite.planned())
+
+
+def test_a_changed_copy_is_expanded_anew() -> None:
+    suite = parse_suite("x", RAW)
+    assert len(suite.cells()) == 8
+    assert {cell.seed for cell in dataclasses.replace(suite, seeds=(5,)).cells()} == {5}
 
 
 @pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
@@ -97,10 +125,10 @@ def test_tuned_values_stand_between_the_suites_and_the_variants() -> None:
     raw = {**RAW, "methods": ["fedvpt", "long"], "variants": {"long": VARIANT}, "params": {"all": {"lr": 0.5}}}
     tuned = {("fedvpt", "glyph-domains", "domains:m=1"): {"lr": 0.25, "length": 3}}
     suite = dataclasses.replace(parse_suite("x", raw), tuned=tuned)
-    found = {(e.setting.label, e.row.key): (e.cell.params["lr"], e.cell.params["length"]) for e in suite.planned()}
-    assert found[("m=1", "fedvpt")] == (0.25, 3)
-    assert found[("m=1", "long")] == (0.25, 7)
-    assert found[("m=3", "fedvpt")] == (0.5, 10)
+    rates = {(e.setting.label, e.row.key): (e.cell.params["lr"], e.cell.params["length"]) for e in suite.planned()}
+    assert rates[("m=1", "fedvpt")] == (0.25, 3)
+    assert rates[("m=1", "long")] == (0.25, 7)
+    assert rates[("m=3", "fedvpt")] == (0.5, 10)
 
 
 def test_only_keeps_rows_by_method_or_variant() -> None:

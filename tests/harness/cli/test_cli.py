@@ -1,11 +1,18 @@
 """The command line: what people type, rightly and wrongly."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.run_folders import new_store
+from support.run_folders import done_folder, new_store
 
-from fedprompt.harness.cli import main
+from fedprompt.harness.cells import session as session_module
+from fedprompt.harness.cells import suite as suite_module
+from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.cells.executor import CellOutcome
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cli import COMMANDS, main
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -60,7 +67,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 ) -> None:
     words, expected = BAD_INPUT[case]
     monkeypatch.chdir(tmp_path)
-    assert main(words) != 0
+    assert main(words) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert expected in printed.err
@@ -138,7 +145,7 @@ def test_datasets_shows_a_partition(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_check_prints_a_line_a_property(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_one_line_per_property(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "head-tune"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert len(lines) > 10
@@ -159,11 +166,52 @@ def test_check_of_a_broken_plugin_fails(tmp_path: Path, capsys: pytest.CaptureFi
     assert "FAIL" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "bench", "report", "methods", "datasets", "prepare", "check", "sync", "pretrain", "perf"]
-)
+@pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
 def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
     assert "examples:" in capsys.readouterr().out
+
+
+def test_bench_expands_its_suite_once_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a suite with two settings, two methods and two seeds; training is replaced by finished folders."""
+    suite = tmp_path / "mini.toml"
+    suite.write_text(
+        'backbone = "micro-vit"\nseeds = [0, 1]\nmethods = ["head-tune", "fedvpt"]\n[protocol]\nrounds = 2\nlast = 2\n'
+        '[[settings]]\ntable = "T"\ndataset = "glyph-domains"\npartition = "domains:m={m}"\nm = [1, 6]\n'
+    )
+    made: list[Cell] = []
+
+    def counted(*args: Any) -> Cell:
+        made.append(make_cell(*args))
+        return made[-1]
+
+    def finish_at_once(cells: list[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
+        for cell in cells:
+            yield CellOutcome(cell, done_folder(site.out, cell))
+
+    monkeypatch.setattr(suite_module, "make_cell", counted)
+    monkeypatch.setattr(session_module, "execute", finish_at_once)
+    new_store(tmp_path)
+    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert len(made) == 8
+    assert (tmp_path / "report" / "mini" / "index.html").exists()
+    assert "8 of 8 cells" not in capsys.readouterr().err
+    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert "8 of 8 cells are finished already" in capsys.readouterr().err
+
+
+def test_a_failed_cell_is_named_and_the_exit_code_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explode(*_: object) -> None:
+        raise RuntimeError("the [prompt] exploded")
+
+    monkeypatch.setattr("fedprompt.methods.head_tune.HeadTune.loss", explode)
+    new_store(tmp_path)
+    words = [*replaced(method="head-tune", partition="domains:m=1,shots=2"), *SMALL, "--out", str(tmp_path)]
+    assert main(words) == 1
+    assert "RuntimeError: the [prompt] exploded" in capsys.readouterr().err

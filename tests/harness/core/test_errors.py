@@ -1,4 +1,6 @@
-from fedprompt.harness.core.errors import UserError, unknown
+import pytest
+
+from fedprompt.harness.core.errors import UserError, check_keys, unknown
 
 
 def test_the_nearest_names_come_first_then_all() -> None:
@@ -19,3 +21,9 @@ def test_nothing_known() -> None:
 
 def test_a_message_is_one_line_whatever_it_quotes() -> None:
     assert str(UserError("cannot read 'a  b': bad\n  header\n")) == "cannot read 'a  b': bad header"
+
+
+def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:
+    check_keys({"rounds": 3}, {"rounds", "seeds"}, "suite 'x'")
+    with pytest.raises(UserError, match=r"^unknown key in suite 'x' 'round'\. Did you mean 'rounds'\?"):
+        check_keys({"seeds": 1, "round": 3}, {"rounds", "seeds"}, "suite 'x'")

@@ -1,9 +1,12 @@
+import os
+import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedprompt.harness.core import files
-from fedprompt.harness.core.files import write_atomic
+from fedprompt.harness.core.files import atomic_file, write_atomic
 
 
 def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +21,21 @@ def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypa
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_array_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "array.npy"
+    with atomic_file(path) as file:
+        np.save(file, np.arange(3))
+        assert not path.exists()
+    assert np.load(path).tolist() == [0, 1, 2]
+    assert [p.name for p in tmp_path.iterdir()] == ["array.npy"]
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedprompt.harness.cells.run import Site
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import calibration
 from fedprompt.harness.planning.calibration import Job, Line, count_passes, line, measure_overhead, prices, time_passes

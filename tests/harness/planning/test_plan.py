@@ -14,10 +14,11 @@ import torch
 from fedprompt.datasets import Dataset, make_partition, parse_partition
 from fedprompt.harness.cells import run as run_module
 from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import Site, run_cell
-from fedprompt.harness.cells.suite import load_suite, parse_suite
+from fedprompt.harness.cells.run import run_cell
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.cli import main
-from fedprompt.harness.cli._plan import duration, scaled
+from fedprompt.harness.cli.plan import duration, scaled
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.federation.clients import ClientData

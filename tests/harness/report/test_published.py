@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, results_frame, rows
 
-from fedprompt.harness.cells.suite import Row, Setting, Suite, load_suite
+from fedprompt.harness.cells.suite import Row, Setting, Suite
+from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import summarise_seeds

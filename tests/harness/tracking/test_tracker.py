@@ -14,7 +14,8 @@ from support.run_folders import a_cell, done_folder, new_store
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import run_folder
-from fedprompt.harness.cells.run import Progress, Site, run_cell
+from fedprompt.harness.cells.run import RoundProgress, run_cell
+from fedprompt.harness.cells.site import Site
 from fedprompt.harness.tracking import tracker as tracking
 from fedprompt.harness.tracking.store import connect, public
 from fedprompt.harness.tracking.tracker import Tracker, default_uri, sync
@@ -53,7 +54,7 @@ def artifacts(uri: str, run: "Run") -> set[str]:
 
 
 def say(tracker: Tracker, cell: Cell, round_: int, **metrics: float) -> None:
-    tracker.round(cell, Progress(cell.hash, round_, cell.protocol.rounds, metrics))
+    tracker.round(cell, RoundProgress(cell.hash, round_, cell.protocol.rounds, metrics))
 
 
 def test_default_store_lies_in_the_output_folder(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_resumed_cell_continues_its_run(
     monkeypatch.setattr(tracking, "SEND_EVERY", 0.0)
     killed = Tracker(uri, tmp_path)
 
-    def report(progress: Progress) -> None:
+    def report(progress: RoundProgress) -> None:
         killed.round(toy_cell, progress)
         if progress.round == 2:
             raise KeyboardInterrupt

@@ -10,7 +10,8 @@ from support.run_folders import new_store
 from support.tuning_bench import KEY, Bench, a_suite, only_search, states, tune
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Suite, load_suite
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli import main
 from fedprompt.harness.tuning import queue as _tuning_queue
 from fedprompt.harness.tuning import run as _tuning_run

@@ -239,13 +239,13 @@ def test_untuned_leaves_the_file_alone(
 ) -> None:
     ran: list[float] = []
 
-    def note(cells: list[Any], *_: Any) -> int:
+    def note(cells: list[Any], *_: Any) -> list[Any]:
         ran.extend(cell.params["lr"] for cell in cells)
-        return 0
+        return []
 
     write(a_suite(), tmp_path)
-    monkeypatch.setattr("fedprompt.harness.cells.suite.load_suite", lambda *_: a_suite())
-    monkeypatch.setattr("fedprompt.harness.cli._commands.execute_cells", note)
+    monkeypatch.setattr("fedprompt.harness.cells.suite_file.load_suite", lambda *_: a_suite())
+    monkeypatch.setattr("fedprompt.harness.cli._progress.run_and_record", note)
     monkeypatch.setattr("fedprompt.harness.report.write_report", lambda *_: None)
     assert main(["bench", "mini", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.startswith(f"2 of 2 cells use tuned values from {tmp_path}/tuned/mini.toml")

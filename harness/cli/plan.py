@@ -2,37 +2,48 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
+from fedprompt.harness.cli import _options as options
+from fedprompt.harness.cli._parser import add_command
 from fedprompt.harness.core.errors import UserError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedprompt.harness.cli._parser import Commands
+
 Line = Mapping[str, Any]  # of `Plan.frame`
-WIDTH = 112  # columns that the tables take, also where standard output is no terminal
+WIDTH = 112  # columns that the tables take, also when standard output is no terminal
 LEGEND = (
-    "Images: passes of one in training, adaptation, evaluation, statistics and frozen features.",
+    "Images: forward passes of one image in training, adaptation, evaluation, statistics and frozen features.",
     "Memory: what autograd keeps in the largest training step; weights and temporary tensors come on top.",
     "Down, up: of one client in a round; sent: of all clients and rounds, both ways.",
-    "Time: one worker's, for cells that are not finished. A cell in several tables counts in the first.",
+    "Time: of one worker, for cells that are not finished. A cell in several tables counts in the first.",
 )
+EXAMPLES = ("plan embedded", "plan paper --flops 60e12")
+
+
+def add(commands: "Commands") -> None:
+    parser = add_command(commands, "plan", plan, "what a suite costs, before it is run", EXAMPLES)
+    options.add_suite(parser)
+    options.add_selection(parser)
+    parser.add_argument("--flops", type=float, help="sustained FLOPS of another machine, instead of measuring this one")
+    options.add_workers(parser)
+    options.add_untuned(parser)
+    options.add_site(parser)
 
 
 def plan(args: Namespace) -> None:
-    from fedprompt.harness.cells.run import Site, choose_device
-    from fedprompt.harness.cli._commands import chosen_suite
+    if args.flops is not None and not args.flops > 0:
+        raise UserError(f"--flops {args.flops:g} is out of range; give FLOPs per second, such as 60e12.")
+    from rich.console import Console
+
     from fedprompt.harness.planning.plan import plan_suite
 
-    if args.flops is not None and not args.flops > 0:
-        raise UserError(f"--flops {args.flops:g} is out of range; give FLOPs a second, such as 60e12.")
-    if args.threads < 1:
-        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
-    suite = chosen_suite(args)
-    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    site = Site(args.out, args.data_root, None, choose_device(args.device), args.threads, plugins)
-    planned = plan_suite(suite, site, args.workers, args.flops)
+    site = options.make_site(args)
+    planned = plan_suite(options.selected_suite(args), site, args.workers, args.flops)
     crew = "1 worker" if args.workers == 1 else f"{args.workers} workers"
     pace = f"at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
     lines: Any = planned.frame().to_dict("records")
@@ -40,8 +51,8 @@ def plan(args: Namespace) -> None:
     print_plan(lines, planned.seconds, pace, planned.notes, Console(highlight=False, width=max(console.width, WIDTH)))
 
 
-def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence[str], console: Console) -> None:
-    """A table for each of the suite's, a total, and what it rests on."""
+def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence[str], console: "Console") -> None:
+    """One table for each of the suite's, the total, and what the numbers are based on."""
     for name in dict.fromkeys(line["table"] for line in lines):
         console.print(_table(name, [line for line in lines if line["table"] == name]))
         console.print()
@@ -56,7 +67,9 @@ def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence
         console.print(f"[dim]{note}[/]", soft_wrap=True)
 
 
-def _table(name: str, lines: Sequence[Line]) -> Table:
+def _table(name: str, lines: Sequence[Line]) -> "Table":
+    from rich.table import Table
+
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="")
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=34)

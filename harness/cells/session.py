@@ -1,0 +1,70 @@
+"""A session: the cells of one command, of which it runs those that are not finished and reports on all."""
+
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.executor import CellOutcome, execute
+from fedprompt.harness.cells.folder import is_done, run_folder
+from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.site import DEFAULT_SITE, Site
+
+
+class Observer(typing.Protocol):
+    """What a session tells: tracking records it, the command line draws bars."""
+
+    def round(self, cell: Cell, progress: RoundProgress, /) -> object:
+        """A running cell has finished a round."""
+
+    def finish(self, folder: Path, /) -> object:
+        """A cell is finished, now or in an earlier session; its run folder is complete."""
+
+    def failed(self, cell: Cell, reason: str, /) -> object:
+        """A cell stopped with an error; other cells go on."""
+
+
+def finished_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
+    return [cell for cell in cells if is_done(run_folder(out, cell))]
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    site: Site = DEFAULT_SITE,
+    observers: Sequence[Observer] = (),
+    *,
+    workers: int = 1,
+    executor: str = "local",
+    restart: bool = False,
+    report_unstarted: bool = True,
+) -> list[CellOutcome]:
+    """Run or resume what is not finished; returns the outcome of every cell, finished ones first, others as they ended.
+
+    A failing cell does not stop the others. Without ``report_unstarted``, observers do not hear of a cell that failed
+    before it had a run folder, which is what bad input does.
+    """
+    finished = [] if restart else finished_cells(cells, site.out)
+    outcomes = [CellOutcome(cell, run_folder(site.out, cell)) for cell in finished]
+    for outcome in outcomes:  # observers may have missed its end
+        _tell_finished(observers, outcome.folder)
+    finished_hashes = {cell.hash for cell in finished}
+    unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished_hashes}
+
+    def on_round(progress: RoundProgress) -> None:
+        for observer in observers:
+            observer.round(unfinished[progress.cell], progress)
+
+    workers = min(workers, max(1, len(unfinished)))
+    for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, restart):
+        if not outcome.error:
+            _tell_finished(observers, outcome.folder)
+        elif report_unstarted or outcome.folder.exists():
+            for observer in observers:
+                observer.failed(outcome.cell, outcome.error)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _tell_finished(observers: Sequence[Observer], folder: Path) -> None:
+    for observer in observers:
+        observer.finish(folder)

@@ -1,0 +1,34 @@
+"""Where cells run: folders, device, threads."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedprompt.harness.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where cells run. On the CPU nothing here changes a result, except ``threads``, which may change the last bits."""
+
+    out: Path = Path("results")
+    data_root: Path | None = None
+    weights: str | None = None  # the file behind a backbone's content hash, unless it is the embedded one
+    device: str = "cpu"
+    threads: int = 1
+    plugins: tuple[str, ...] = ()
+
+
+DEFAULT_SITE = Site()
+
+
+def choose_device(name: str) -> str:
+    """``name`` if it can be used here; for `auto` a GPU if there is one, else the CPU."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} is not available here; use cpu, cuda, cuda:N or auto.") from error
+    return name

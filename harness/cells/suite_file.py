@@ -1,0 +1,164 @@
+"""A suite as a TOML file.
+
+title = "..."            methods = "all" or a list       seeds = [0, 1]
+backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (optional)
+[protocol]               fields of the protocol, for every cell
+[params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
+[variants.KEY]           one more row: method, title, params; named in `methods` by its key
+[tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
+[[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
+                         (one list per placeholder), kind (heterogeneity, unseen, ablation, vsweep), methods,
+                         published = "DomainNet" (whose printed values are shown beside), reference (of an ablation),
+                         [settings.protocol] and [settings.params.METHOD] for these cells
+include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
+"""
+
+import itertools
+import string
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
+from fedprompt.harness.core.errors import UserError, check_keys, unknown
+from fedprompt.harness.model.weights import backbone_spec
+from fedprompt.methods import registry
+
+FOLDER = Path(__file__).parent / "suites"
+KEYS = {"title", "methods", "seeds", "backbone", "weights", "image_size", "protocol", "params", "settings"}
+KEYS |= {"variants", "tune", "include"}
+SETTING_KEYS = {"table", "dataset", "partition", "protocol", "params", "kind", "methods", "published", "reference"}
+VARIANT_KEYS = {"method", "title", "params"}
+
+
+def suite_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_suite(name: str, weights: str | None = None) -> Suite:
+    """A suite that comes with the package, by name, or any other by the path of its file.
+
+    ``weights`` (a file, `hub` or `random`) replaces what the suite says.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    try:
+        raw = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"suite {path} is not valid TOML: {error}.") from error
+    return parse_suite(path.stem, raw, weights)
+
+
+def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -> Suite:
+    where = f"suite {name!r}"
+    check_keys(raw, KEYS, where)
+    if "include" in raw:
+        return _joined(name, raw, weights, where)
+    for key in ("seeds", "backbone", "settings"):
+        if not raw.get(key):
+            raise UserError(f"{where} lacks {key!r}.")
+    for method in raw.get("params", {}):
+        if method != "all":
+            registry().get(method)
+    variants = {key: _variant(key, entry, where) for key, entry in raw.get("variants", {}).items()}
+    backbone = backbone_spec(raw["backbone"], weights or raw.get("weights"), raw.get("image_size"))
+    settings = tuple(setting for entry in raw["settings"] for setting in _expand(entry, raw, variants, where))
+    tune = _tune(raw.get("tune", {}), raw["seeds"], where)
+    return Suite(name, raw.get("title", name), backbone, tuple(raw["seeds"]), settings, tune)
+
+
+def _joined(name: str, raw: Mapping[str, Any], weights: str | None, where: str) -> Suite:
+    """The settings of other suites as one."""
+    check_keys(raw, {"title", "include"}, f"{where}, which includes others")
+    parts = [load_suite(part, weights) for part in raw["include"]]
+    if not parts:
+        raise UserError(f"{where} includes nothing.")
+    first = parts[0]
+    for part in parts:
+        if (part.backbone, part.seeds, part.tune) != (first.backbone, first.seeds, first.tune):
+            raise UserError(f"{where}: {first.name} and {part.name} differ in backbone, seeds or tuning.")
+    settings = tuple(setting for part in parts for setting in part.settings)
+    return replace(first, name=name, title=raw.get("title", name), settings=settings)
+
+
+def _expand(
+    entry: Mapping[str, Any], raw: Mapping[str, Any], variants: Mapping[str, Row], where: str
+) -> Iterator[Setting]:
+    """One setting for each combination of the placeholders' values."""
+    text = entry.get("partition", "")
+    holes = [hole for _, hole, _, _ in string.Formatter().parse(text) if hole]
+    check_keys(entry, SETTING_KEYS | set(holes), f"settings of {where}")
+    for key in ("table", "dataset", "partition", *holes):
+        if key not in entry:
+            raise UserError(f"a setting of {where} lacks {key!r}.")
+    kind, reference = entry.get("kind", KINDS[0]), entry.get("reference", "")
+    if kind not in KINDS:
+        raise unknown(f"kind of setting in {where}", kind, KINDS)
+    rows = _rows(entry.get("methods", raw.get("methods", "all")), variants)
+    if reference and reference not in {row.key for row in rows}:
+        raise unknown(f"reference in {where}", reference, {row.key for row in rows})
+    levels = (raw.get("params", {}), entry.get("params", {}))
+    params = {name: _params(name, levels, where) for name in registry().names()}
+    protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
+    for values in itertools.product(*(entry[hole] for hole in holes)):
+        filling = dict(zip(holes, values, strict=True))
+        yield Setting(
+            table=entry["table"],
+            label=", ".join(f"{key}={value}" for key, value in filling.items()) or text,
+            dataset=entry["dataset"],
+            partition=text.format(**filling),
+            rows=rows,
+            kind=kind,
+            published=entry.get("published", ""),
+            reference=reference,
+            protocol=protocol,
+            params=params,
+        )
+
+
+def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:
+    """`all`, alone or in a list, means every registered method, without variants."""
+    entries = [methods] if methods == "all" else methods
+    names = [name for entry in entries for name in (registry().names() if entry == "all" else [entry])]
+    return tuple(variants.get(name) or Row(name, registry().get(name).title, name) for name in names)
+
+
+def _variant(key: str, entry: Mapping[str, Any], where: str) -> Row:
+    check_keys(entry, VARIANT_KEYS, f"variants.{key} of {where}")
+    if key in registry().names():
+        raise UserError(f"variants.{key} of {where} has the name of a method; choose another.")
+    if "method" not in entry:
+        raise UserError(f"variants.{key} of {where} lacks 'method'.")
+    registry().get(entry["method"])
+    return Row(key, entry.get("title", key), entry["method"], entry.get("params", {}))
+
+
+def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
+    check_keys(entry, {field.name for field in fields(Tune)}, f"tune of {where}")
+    tune = Tune(**{**entry, "seeds": tuple(entry.get("seeds", Tune.seeds))})
+    shared = set(tune.seeds) & set(seeds)
+    if shared:
+        raise UserError(f"{where}: seed {min(shared)} is for reporting and for tuning; choose others in [tune].")
+    protocol = {"val_fraction": 0.1, "last": 1, "sweep": False, **tune.protocol}
+    if not protocol["val_fraction"]:
+        raise UserError(f"{where}: tune.protocol.val_fraction = 0 would choose on test data; hold some data out.")
+    return replace(tune, protocol=protocol)
+
+
+def _params(method: str, levels: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """What the suite and then the setting say: for every method that has the parameter, then for this one."""
+    accepted = _parameter_names(method)
+    known = {parameter for name in registry().names() for parameter in _parameter_names(name)}
+    params: dict[str, Any] = {}
+    for level in levels:
+        check_keys(level.get("all", {}), known, f"params.all of {where}")
+        params |= {key: value for key, value in level.get("all", {}).items() if key in accepted}
+        params |= level.get(method, {})
+    return params
+
+
+def _parameter_names(method: str) -> set[str]:
+    return {field.name for field in fields(registry().get(method).Params)}

@@ -1,0 +1,129 @@
+"""Options that several commands share, and what they mean."""
+
+import dataclasses
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedprompt.harness.cli._parser import Parser
+from fedprompt.harness.core.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedprompt.harness.cells.site import Site
+    from fedprompt.harness.cells.suite import Suite
+
+SET_HELP = "a parameter of the method or a field of the protocol; may be repeated"
+
+
+def add_suite(parser: Parser) -> None:
+    parser.add_argument("suite", help="a suite's name or a .toml file")
+
+
+def add_selection(parser: Parser) -> None:
+    parser.add_argument("--methods", help="only these, separated by commas")
+    parser.add_argument("--seeds", help="only these, separated by commas")
+
+
+def add_untuned(parser: Parser) -> None:
+    parser.add_argument("--untuned", action="store_true", help="ignore what 'fedprompt tune' has chosen")
+
+
+def add_workers(parser: Parser) -> None:
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+
+
+def add_out(parser: Parser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("results"), help="results folder (default: results)")
+
+
+def add_plugins(parser: Parser) -> None:
+    parser.add_argument("--plugin", action="append", default=[], metavar="FILE", help="a Python file with a method")
+
+
+def add_tracking(parser: Parser) -> None:
+    parser.add_argument("--tracking-uri", help="MLflow server or database (default: sqlite in the results folder)")
+
+
+def add_site(parser: Parser) -> None:
+    add_out(parser)
+    add_plugins(parser)
+    parser.add_argument("--data-root", type=Path, help="folder with downloaded data sets")
+    parser.add_argument("--weights", help="hub, random, or a file (.safetensors, .pth, .npz)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per cell (default 1)")
+
+
+def load_plugins(args: Namespace) -> None:
+    from fedprompt.methods import load_plugin
+
+    for plugin in args.plugin:
+        load_plugin(plugin)
+
+
+def tracking_uri(args: Namespace) -> str:
+    from fedprompt.harness.tracking.tracker import default_uri
+
+    return args.tracking_uri or default_uri(args.out)
+
+
+def make_site(args: Namespace) -> "Site":
+    """Where the command's cells run."""
+    from fedprompt.harness.cells.site import Site, choose_device
+
+    if args.threads < 1:
+        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
+    weights = None if args.weights in (None, "hub", "random") else args.weights
+    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
+    return Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
+
+
+def selected_suite(args: Namespace) -> "Suite":
+    """The suite, reduced to the methods and seeds that were asked for, with tuned values unless they are unwanted."""
+    from fedprompt.harness.cells.suite_file import load_suite
+    from fedprompt.harness.tuning.search import tuned_path, with_tuned
+
+    load_plugins(args)
+    if getattr(args, "workers", 1) < 1:
+        raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
+    suite = load_suite(args.suite, args.weights)
+    if getattr(args, "methods", None):
+        suite = suite.only(args.methods.split(","))
+    if getattr(args, "seeds", None):
+        suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
+    if getattr(args, "untuned", True):
+        return suite
+    suite = with_tuned(suite, args.out)
+    if suite.tuned:
+        cells = suite.cells()
+        tuned = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
+        path = tuned_path(suite, args.out)
+        print(f"{tuned} of {len(cells)} cells use tuned values from {path} (--untuned: none)", file=sys.stderr)
+    return suite
+
+
+def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """`KEY=VALUE` texts as (parameters, protocol): the method's if it has that parameter, else the protocol's."""
+    from fedprompt.harness.federation.protocol import Protocol
+    from fedprompt.methods import registry
+
+    method_keys = {field.name for field in dataclasses.fields(registry().get(method).Params)}
+    protocol_keys = {field.name for field in dataclasses.fields(Protocol)}
+    params: dict[str, str] = {}
+    protocol: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"--set {setting!r} is not KEY=VALUE.")
+        if key not in method_keys | protocol_keys:
+            raise unknown(f"parameter of {method} or field of the protocol", key, method_keys | protocol_keys)
+        (params if key in method_keys else protocol)[key] = value
+    return params, protocol
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"{option} {text!r} must be whole numbers separated by commas, such as 0,1,2.") from error

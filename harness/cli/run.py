@@ -1,0 +1,64 @@
+"""`fedprompt run`: one cell."""
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from fedprompt.harness.cli._options import SET_HELP, add_site, add_tracking, load_plugins, make_site, split_settings
+from fedprompt.harness.cli._parser import add_command
+from fedprompt.harness.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fedprompt.harness.cells.executor import CellOutcome
+    from fedprompt.harness.cli._parser import Commands
+
+EXAMPLES = (
+    "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",
+    "run -m fedvpt-d -d glyph-100 -p classes:s=5,clients=20 --set lr=0.05 --set epochs=2 --seed 1",
+    "run -m fedvpt -d cifar100 -p classes:s=10 --data-root data -b vit_tiny_patch16_224 --image-size 128 "
+    "--weights vit_tiny.safetensors",
+)
+
+
+def add(commands: "Commands") -> None:
+    parser = add_command(commands, "run", run, "run one cell", EXAMPLES)
+    parser.add_argument("--method", "-m", required=True, help="see 'fedprompt methods'")
+    parser.add_argument("--dataset", "-d", required=True, help="see 'fedprompt datasets'")
+    parser.add_argument("--partition", "-p", required=True, help="such as domains:m=2 or classes:s=10,clients=100")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument("--rounds", type=int, help="communication rounds (protocol default 100)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backbone", "-b", default="micro-vit", help="micro-vit or a plain timm ViT by name")
+    parser.add_argument("--image-size", type=int, help="default: the backbone's own")
+    add_site(parser)
+    add_tracking(parser)
+    parser.add_argument("--restart", action="store_true", help="throw away what this cell has and start over")
+
+
+def run(args: Namespace) -> int:
+    from fedprompt.harness.cells.cell import make_cell
+    from fedprompt.harness.cli._progress import run_and_record
+    from fedprompt.harness.model.weights import backbone_spec
+
+    load_plugins(args)
+    params, protocol = split_settings(args.method, args.settings)
+    if args.rounds is not None:
+        protocol["rounds"] = args.rounds
+    backbone = backbone_spec(args.backbone, args.weights, args.image_size)
+    cell = make_cell(args.method, args.dataset, args.partition, backbone, args.seed, params, protocol)
+    [outcome] = run_and_record([cell], make_site(args), args, suite="")
+    if outcome.error:
+        if not outcome.folder.exists():
+            raise UserError(outcome.error)
+        return 1
+    _print_summary(outcome)
+    return 0
+
+
+def _print_summary(outcome: "CellOutcome") -> None:
+    cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
+    print(
+        f"{cell.label}: Average {100 * summary['average']:.2f} %, Worst Local {100 * summary['worst_local']:.2f} % "
+        f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
+    )
+    print(f"partition {summary['partition_hash'][:16]}, records in {outcome.folder}")
