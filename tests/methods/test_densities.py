@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.methods._semi_implicit import Gaussian, importance_bound, kl_normal, log_normal, mixture_gain
+from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain
 
 
 def rng() -> torch.Generator:
@@ -70,7 +70,7 @@ def test_finite_in_9216_dimensions(std: float) -> None:
     prior = gaussian(torch.zeros(()), 1.0)
     densities = [log_normal(p, psi) for psi in (own, other)]
     gap = (log_normal(p, prior) - densities[0]).sum(-1)
-    bound = importance_bound((gap + mixture_gain(densities[0], densities[1:]))[None])
+    bound = log_mean_exp((gap + mixture_gain(densities[0], densities[1:]))[None])
     (grad,) = torch.autograd.grad(bound.sum(), mean)
     assert torch.isfinite(bound).all()
     assert torch.isfinite(grad).all()
@@ -97,10 +97,10 @@ def test_components_far_apart_reach_the_ceiling() -> None:
 
 def test_two_equal_samples_are_one() -> None:
     weights = normal(6)
-    torch.testing.assert_close(importance_bound(torch.stack([weights, weights])), weights)
+    torch.testing.assert_close(log_mean_exp(torch.stack([weights, weights])), weights)
 
 
 def test_more_importance_samples_tighten_the_bound() -> None:
     weights = normal(4, 20_000)
-    bounds = [float(importance_bound(weights[:j]).mean()) for j in (1, 2, 4)]
+    bounds = [float(log_mean_exp(weights[:j]).mean()) for j in (1, 2, 4)]
     assert bounds[0] < bounds[1] < bounds[2] < 0.5  # log of the mean weight: 1/2 for a log-normal
