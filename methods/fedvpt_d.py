@@ -1,4 +1,4 @@
-"""FedVPT-D: FedVPT with a prompt of its own for every block."""
+"""FedVPT-D: FedVPT with a separate prompt for every block."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -68,8 +68,8 @@ class PFedBayesPT(HeadedMethod):
         self.mlps = ("mean",) if self.deterministic else ("mean", "logvar")
         self.learned_prior = not self.deterministic and self.params.prior == "learned_global"
         if not self.deterministic:
-            self.prior_logvar = self.params.prior_logvar(self.backbone.patch_size, self.backbone.width)
-            self.beta = self.params.beta(math.prod(self.prompt_shape))
+            self.prior_logvar: float = self.params.prior_logvar(self.backbone.patch_size, self.backbone.width)
+            self.beta: float = self.params.beta(math.prod(self.prompt_shape))
 
     # -- state: prompts, encoder.*, prior.*; the head ----------------------------------------------------------------
 

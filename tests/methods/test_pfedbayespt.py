@@ -124,12 +124,12 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
     """CLS, global prompts, instance prompts, patches; each renewed up to its depth, then kept or dropped."""
     options = {"depth_global": depth_global, "depth_instance": depth_instance, "after_depth": after}
     _, method, _ = build(D, **options, length=2)
-    prompts, own = 10 + torch.rand(1, depth_global, 2, 4), 20 + torch.rand(1, depth_instance, 1, 4)
+    prompts, instance_rows = 10 + torch.rand(1, depth_global, 2, 4), 20 + torch.rand(1, depth_instance, 1, 4)
     seen: list[int] = []
 
     def instance(block: int, tokens: Tensor) -> Tensor:
         seen.append(tokens.shape[1])
-        return own[:, block]
+        return instance_rows[:, block]
 
     edit, tokens = method.edit(prompts, instance), torch.zeros(1, 17, 4)
     for block in range(3):
@@ -139,7 +139,7 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
         if block < depth_global:
             assert torch.equal(tokens[:, 1:3], prompts[:, block])
         if block < depth_instance:
-            assert torch.equal(tokens[:, 1 + 2 * there[0]], own[:, block, 0])
+            assert torch.equal(tokens[:, 1 + 2 * there[0]], instance_rows[:, block, 0])
         if block >= max(depth_global, depth_instance) and after == "propagate":
             assert torch.equal(tokens, before)
     assert seen == [17] * depth_instance  # the encoders never read prompt rows
@@ -161,7 +161,7 @@ def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
     torch.testing.assert_close(batch.pack(prompted.logits), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_encoders_give_one_prompt_an_image_and_layer() -> None:
+def test_encoders_give_one_prompt_per_image_and_layer() -> None:
     federation, method, theta = build(FULL, instance_length=2, depth_instance=2)
     batch = batch_of(federation)
     psi = pass_of(method, theta, batch, *method.masks(batch, 1)).psis[0]
@@ -177,7 +177,7 @@ def test_frozen_and_inline_tokens_agree_at_the_first_block_only() -> None:
     assert (one.mean[:, 1] - other.mean[:, 1]).abs().max() > 1e-4
 
 
-def test_an_isotropic_posterior_has_one_variance_a_layer() -> None:
+def test_an_isotropic_posterior_has_one_variance_per_layer() -> None:
     federation, method, theta = build(G, cov="isotropic", instance_length=2)
     batch = batch_of(federation)
     logvar = pass_of(method, theta, batch).psis[0].logvar

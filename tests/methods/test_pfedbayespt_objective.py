@@ -63,7 +63,7 @@ def test_paper_literal_is_the_sum_with_weight_one() -> None:
     assert torch.equal(literal, loss_of(FULL, kl_reduction="sum", logvar_init=0))
 
 
-def test_more_importance_samples_cost_a_pass_each_and_do_not_loosen_the_bound() -> None:
+def test_more_importance_samples_do_not_loosen_the_bound() -> None:
     losses = []
     for j in (1, 8):
         federation, method, theta = build(FULL, importance=j, kl_reduction="sum", depth_instance=1, logvar_init=-1)
@@ -73,10 +73,10 @@ def test_more_importance_samples_cost_a_pass_each_and_do_not_loosen_the_bound() 
 
 
 def test_importance_samples_share_the_further_psi_or_draw_their_own() -> None:
-    shared, own = (
+    shared, separate = (
         loss_of(FULL, importance=2, mix_shared=flag, logvar_init=2, kl_reduction="sum") for flag in (True, False)
     )
-    assert not torch.equal(shared, own)
+    assert not torch.equal(shared, separate)
     one = (loss_of(FULL, importance=1, mix_shared=flag) for flag in (True, False))
     assert torch.equal(*one)
 
