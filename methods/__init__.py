@@ -1,22 +1,45 @@
-"""The methods, one file each, the contract they hold and the registry that finds them."""
+"""The methods, one file each, and all that a method of your own needs: its contract, options, prompts and registry."""
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
+from fedprompt.harness.model.backbone import Edit, FrozenViT, deep, insert, shallow
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Method, Stage, State, Task, weighted_mean
-from fedprompt.methods._headed import HeadedMethod, HeadParams, PromptParams
-from fedprompt.methods._registry import load_plugin, registry
+from fedprompt.methods._headed import (
+    HeadedMethod,
+    HeadParams,
+    PromptParams,
+    cross_entropy,
+    head_init,
+    linear,
+    prompt_init,
+    revised,
+)
+from fedprompt.methods._registry import Registry, load_plugin, registry
 
 __all__ = [
     "Batch",
+    "Edit",
+    "FrozenViT",
     "HeadParams",
     "HeadedMethod",
     "Method",
     "PromptParams",
+    "Registry",
     "Stage",
     "State",
     "Task",
+    "UserError",
+    "cross_entropy",
+    "deep",
+    "head_init",
+    "insert",
+    "linear",
     "load_plugin",
     "option",
+    "prompt_init",
     "registry",
+    "revised",
+    "shallow",
     "weighted_mean",
 ]

@@ -176,4 +176,5 @@ class Method(ABC):
 
 def weighted_mean(stack: Tensor, weights: Tensor) -> Tensor:
     """Mean over axis 0, summed in double precision so that equal uploads aggregate to themselves, bit for bit."""
-    return torch.tensordot(weights.double(), stack.double(), dims=1).to(stack.dtype)
+    mean: Tensor = torch.tensordot(weights.double(), stack.double(), dims=1)
+    return mean.to(stack.dtype)

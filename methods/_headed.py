@@ -1,18 +1,27 @@
 """What prompt methods have in common: a linear head, local or global, and how prompts are drawn."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Method, State
 
 HEAD_MODES = ("local", "global", "global_then_ft")
 HEAD_INITS = ("torch_default", "kaiming_fan_out", "zeros")
+
+
+def revised(params: type, name: str, **changes: Any) -> Any:
+    """The option ``name`` of the dataclass ``params`` for a subclass, with another default, range or note."""
+    inherited: Field[Any] = params.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    default = changes.pop("default", inherited.default)
+    return field(default=default, metadata={**inherited.metadata, **changes})
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,16 @@ class HeadedMethod(Method):
     @property
     def head_mode(self) -> str:
         return str(self.params.head_mode)
+
+    def prompted_blocks(self, name: str) -> int:
+        """The depth that parameter ``name`` asks for, where 0 means all blocks of the backbone."""
+        wanted, blocks = int(getattr(self.params, name)), self.backbone.depth
+        if wanted > blocks:
+            raise UserError(
+                f"{self.name}: {name} = {wanted}, but backbone {self.backbone.name!r} has {blocks} blocks; "
+                f"use 1 to {blocks}, or 0 for all."
+            )
+        return wanted or blocks
 
     def init_prompts(self, rng: torch.Generator) -> State:  # noqa: ARG002
         """The shared part other than the head."""

@@ -63,14 +63,14 @@ def _methods_of(module: ModuleType) -> Iterator[type[Method]]:
 
 @cache
 def registry() -> Registry:
-    """The registry of this process, filled at first use."""
-    found = Registry()
+    """The registry of this process, filled on first use."""
+    methods = Registry()
     package = importlib.import_module("fedprompt.methods")
     for info in pkgutil.iter_modules(package.__path__):
         if not info.name.startswith("_"):
             module = importlib.import_module(f"{package.__name__}.{info.name}")
             for method in _methods_of(module):
-                found.add(method, module.__name__)
+                methods.add(method, module.__name__)
     for point in entry_points(group=GROUP):
         try:
             method = point.load()
@@ -78,8 +78,8 @@ def registry() -> Registry:
             raise UserError(
                 f"entry point {point.name!r} = {point.value} failed to import: {type(error).__name__}: {error}"
             ) from error
-        found.add(method, f"entry point {point.name!r}")
-    return found
+        methods.add(method, f"entry point {point.name!r}")
+    return methods
 
 
 def load_plugin(path: str | Path) -> list[str]:

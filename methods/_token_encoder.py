@@ -4,7 +4,7 @@ Every function takes any leading axes (samples, layers), the same for weights, f
 from a frozen model, so their normalisation is a constant; the rest of LN is linear and changes places with the first
 layer of the MLP:
 
-    W LN(m * f) = gain * ((W * m) z) + (W 1) bias        z = (f - mean f) / std f, m one number a token
+    W LN(m * f) = gain * ((W * m) z) + (W 1) bias        z = (f - mean f) / std f, m one number per token
 
 A mask thus acts on the columns of W (hidden x tokens) and never on the features (tokens x channels): all draws of a
 batch share one z. A masked token gives z = 0, for LN maps a row of zeros to its bias.
@@ -35,7 +35,7 @@ def norm_init(layers: int, width: int) -> State:
 
 
 def mlp_init(name: str, layers: int, tokens: int, hidden: int, rows: int, rng: torch.Generator) -> State:
-    """One MLP a layer, tokens -> hidden -> rows (hidden = 0: linear), each as torch draws a linear layer."""
+    """One MLP per layer, tokens -> hidden -> rows (hidden = 0: linear), each as torch draws a linear layer."""
     sizes = [tokens, hidden, rows] if hidden else [tokens, rows]
     state: State = {}
     for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):

@@ -1,4 +1,4 @@
-"""FedVPT-D: FedVPT with a prompt of its own for every block."""
+"""FedVPT-D: FedVPT with a separate prompt for every block."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import FrozenViT, deep
 from fedprompt.harness.model.batch import Batch
@@ -30,12 +29,7 @@ class FedVPTDeep(FedVPT):
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)
-        if params.depth > backbone.depth:
-            raise UserError(
-                f"method {self.name!r}: depth = {params.depth}, but backbone {backbone.name!r} has {backbone.depth} "
-                f"blocks; use 1 to {backbone.depth}, or 0 for all."
-            )
-        self.depth = int(params.depth) or backbone.depth
+        self.depth = self.prompted_blocks("depth")
 
     def prompt_floats(self) -> int:
         return self.depth * super().prompt_floats()

@@ -1,6 +1,7 @@
 """Head-Tune+FT: Head-Tune whose global head every client fine-tunes before evaluation. A control.
 
-Most of the published gap between Head-Tune and prompt methods at few classes a client may be the head, not the prompts.
+At few classes per client, most of the published gap between Head-Tune and prompt methods may come from the head, not
+from the prompts.
 """
 
 from fedprompt.methods.head_tune import HeadTune

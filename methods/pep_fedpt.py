@@ -18,16 +18,12 @@ from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
-from fedprompt.methods._headed import HEAD_MODES, HeadedMethod, PromptParams, prompt_init
+from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init, revised
 
 
 @dataclass(frozen=True)
 class PEPParams(PromptParams):
-    head_mode: str = option(
-        "global",
-        "who owns the head: the client, the server, or the server with fine-tuning before evaluation",
-        choices=HEAD_MODES,
-    )
+    head_mode: str = revised(PromptParams, "head_mode", default="global", paper="")
     insert_block: int = option(0, "block (from 0) the mixed token enters; 0 means L // 2", low=0, grid=(3, 6, 9))
     tau: float = option(0.1, "temperature of the cosine with the prototypes", low=1e-3, grid=(0.05, 0.1, 0.5))
     smoothing: float = option(0.0, "images added to each class of the prior; 0 masks absent classes", low=0)
@@ -102,7 +98,7 @@ class PEPFedPT(HeadedMethod):
 
     def prior(self, clients: Sequence[int]) -> Tensor:
         """Class shares of the clients' own training labels, (K, C)."""
-        counts = self.task.train_counts[list(clients)].double() + self.params.smoothing
+        counts: Tensor = self.task.train_counts[list(clients)].double() + self.params.smoothing
         return counts / counts.sum(-1, keepdim=True)
 
     @torch.no_grad()

@@ -1,16 +1,284 @@
-"""pFedBayesPT: each image has a prompt of its own, drawn from a posterior that encoders read off its frozen tokens.
+"""pFedBayesPT: each image has its own prompt, drawn from a posterior that encoders read off its frozen tokens.
 
-Three variants of one model (`_instance_prompts.py`). -D: the prompt is the encoders' mean. -G: a Gaussian around it,
-held to a prior. Full: the encoders see randomly masked tokens, so that the Gaussian's parameters are random too (a
-semi-implicit posterior), and its density is that of a mixture over further masks. -G has the code for both.
+One training step (Algorithm 1, with the paper's equation numbers), for every image x with label y and frozen tokens f:
+
+    mask     m ~ Bern(pi) for each layer and token, CLS always 1                                          (16, 17)
+    encode   psi = (mu, log sigma^2) = MLPs(LN(f * m))                                                    (18 - 20)
+    draw     p = mu + sigma * eps, inserted after the global prompts, which all images share              (21)
+    bound    J times: log w = log p(y|p,x) + beta (log p(p|x) - log Omega(p)), where Omega is the mean
+             density of p under its psi and S others; maximise log mean w                                 (24 - 26)
+
+    predict  with p = mu, probabilities averaged over V masks                                             (27)
+
+pfedbayespt-d (deterministic): p = mu, trained by cross-entropy. pfedbayespt-g (Gaussian): no masks and no other psi.
+pfedbayespt: all of it; the masks make psi random and thus the posterior semi-implicit.
 """
 
-from typing import ClassVar
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from fedprompt.methods._bayes_params import SemiImplicitParams
-from fedprompt.methods.pfedbayespt_g import PFedBayesPTG
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedprompt.harness.model.backbone import Edit
+from fedprompt.harness.model.batch import Batch
+from fedprompt.methods._contract import State
+from fedprompt.methods._deep_rows import Kind, deep_rows
+from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain
+from fedprompt.methods._headed import HeadedMethod, cross_entropy, linear, prompt_init
+from fedprompt.methods._pfedbayespt_params import DeterministicParams, GaussianParams, SemiImplicitParams
+from fedprompt.methods._token_encoder import encode, mlp_floats, mlp_init, norm_init, normalised
+
+LOGVAR_RANGE = (-10.0, 4.0)
 
 
-class PFedBayesPT(PFedBayesPTG):
+class View(NamedTuple):
+    """What all draws for a batch share; n packed images."""
+
+    theta: State
+    batch: Batch
+    prompts: Tensor  # (n, D_g, T, d): global prompts
+    encoder: State  # each image's copy of its client's encoders, (n, D_p, ...)
+    tokens: Tensor | None  # (n, D_p, 1+M, d): normalised frozen tokens; None if read off the prompted pass
+
+
+class Pass(NamedTuple):
+    """One prompted pass."""
+
+    logits: Tensor  # (K, B, C)
+    prompt: Tensor  # (n, D_p, v, d): p
+    psis: list[Gaussian]  # one for each mask; p was drawn from the first
+
+
+class PFedBayesPT(HeadedMethod):
     name, title, order = "pfedbayespt", "pFedBayesPT", 62
+    paper = "Ye et al., Instance-wise Personalized FL via Semi-Implicit Bayesian Prompt Tuning (CIKM 2025)"
+    payload_formula = "D_g*T*d + D_p*(2d + 2((M+1)h + h + hv + v)) each way (+ C*d + C with a global head)"
+    needs = frozenset({"images", "prompts", "layer inputs"})
     Params: ClassVar[type] = SemiImplicitParams
+    deterministic: ClassVar[bool] = False  # then no MLP of the variance, no noise, no density
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.global_depth = self.prompted_blocks("depth_global")
+        self.instance_depth = self.prompted_blocks("depth_instance")
+        self.prompt_shape = (self.instance_depth, int(self.params.instance_length), self.backbone.width)
+        self.mlps = ("mean",) if self.deterministic else ("mean", "logvar")
+        self.learned_prior = not self.deterministic and self.params.prior == "learned_global"
+        if not self.deterministic:
+            self.prior_logvar: float = self.params.prior_logvar(self.backbone.patch_size, self.backbone.width)
+            self.beta: float = self.params.beta(math.prod(self.prompt_shape))
+
+    # -- state: prompts, encoder.*, prior.*; the head ----------------------------------------------------------------
+
+    def init_prompts(self, rng: torch.Generator) -> State:
+        p, vit = self.params, self.backbone
+        prompts = prompt_init((self.global_depth, p.length, vit.width), vit.patch_size, rng)
+        encoder = norm_init(self.instance_depth, vit.width) if p.ln_affine else {}
+        for name in self.mlps:
+            encoder |= mlp_init(name, self.instance_depth, vit.tokens, p.hidden, p.instance_length, rng)
+        state = {"prompts": prompts, **{f"encoder.{name}": tensor for name, tensor in encoder.items()}}
+        if not self.deterministic:
+            state[self.output_bias("logvar")].fill_(self.params.first_logvar(self.prior_logvar))
+        if self.learned_prior:
+            state["prior.mean"] = torch.zeros(self.prompt_shape)
+            state["prior.logvar"] = torch.full(self.prompt_shape, self.prior_logvar)
+        return state
+
+    def output_bias(self, mlp: str) -> str:
+        return f"encoder.{mlp}.{1 if self.params.hidden else 0}.bias"
+
+    def prompt_floats(self) -> int:
+        p, vit = self.params, self.backbone
+        layer = mlp_floats(vit.width, vit.tokens, p.hidden, p.instance_length, len(self.mlps), p.ln_affine)
+        prior = 2 * math.prod(self.prompt_shape) if self.learned_prior else 0
+        return self.global_depth * int(p.length) * vit.width + self.instance_depth * layer + prior
+
+    def rates(self) -> dict[str, float]:
+        slow = ("encoder.", "prior.")
+        rates = {k: self.params.encoder_lr if k.startswith(slow) else lr for k, lr in super().rates().items()}
+        if self.deterministic:
+            # It shifts all channels of a prompt alike, and the block's LN undoes that: only a density can train it.
+            del rates[self.output_bias("mean")]
+        return rates
+
+    def clip_norm(self) -> float | None:
+        return None if self.deterministic else self.params.largest_norm()
+
+    # -- mask --------------------------------------------------------------------------------------------------------
+
+    def masks(self, batch: Batch, draws: int) -> list[Tensor | None]:
+        """Masks (n, D_p, 1+M), one number for each token; None where nothing is masked."""
+        keep, share = self.params.mask_keep_prob, self.params.mask_share
+        if keep == 1:
+            return [None] * draws
+        layers = 1 if share == "layers" else self.instance_depth
+        uniform = batch.uniform(draws, layers, self.backbone.tokens - 1)
+        if share == "batch":
+            uniform = uniform[:, :1].expand_as(uniform)
+        visible = (batch.pack(uniform) < keep).to(uniform.dtype) / (keep if self.params.mask_rescale else 1)
+        with_cls = F.pad(visible, (1, 0), value=1).expand(-1, -1, self.instance_depth, -1)
+        return list(with_cls.unbind(1))
+
+    # -- encode ------------------------------------------------------------------------------------------------------
+
+    def view(self, theta: State, batch: Batch) -> View:
+        encoder = {k.removeprefix("encoder."): batch.rows(v) for k, v in theta.items() if k.startswith("encoder.")}
+        frozen = self.params.feature_source == "frozen_pass"
+        tokens = normalised(self.backbone.layer_inputs(batch.images, self.instance_depth)) if frozen else None
+        return View(theta, batch, batch.rows(theta["prompts"]), encoder, tokens)
+
+    def posterior(self, encoder: State, tokens: Tensor, mask: Tensor | None) -> Gaussian:
+        """psi given normalised tokens, for all layers at once or for one."""
+
+        def mlp(name: str) -> Tensor:
+            return encode(encoder, name, tokens, mask, self.params.act, self.params.mask_position)
+
+        if self.deterministic:
+            return Gaussian.point(mlp("mean"))
+        logvar = mlp("logvar").clamp(*LOGVAR_RANGE)
+        if self.params.cov == "isotropic":
+            logvar = logvar.mean((-2, -1), keepdim=True).expand_as(logvar)
+        return Gaussian(mlp("mean"), logvar)
+
+    # -- draw --------------------------------------------------------------------------------------------------------
+
+    def noise(self, batch: Batch, draws: int) -> list[Tensor | None]:
+        """eps of every draw, (n, D_p, v, d); None means that p is the mean."""
+        if self.deterministic:
+            return [None] * draws
+        return list(batch.pack(batch.normal(draws, *self.prompt_shape)).unbind(1))
+
+    def forward(self, view: View, masks: Sequence[Tensor | None], noise: Tensor | None) -> Pass:
+        """Draw p from the psi of the first mask and classify with it; further masks give psi for its density."""
+        if view.tokens is None:
+            return self.inline_forward(view, masks, noise)
+        psis = [self.posterior(view.encoder, view.tokens, mask) for mask in masks]
+        prompt = psis[0].draw(noise)
+        return Pass(self.prompted_logits(view, lambda block, _: prompt[:, block]), prompt, psis)
+
+    def inline_forward(self, view: View, masks: Sequence[Tensor | None], noise: Tensor | None) -> Pass:
+        """The same with one pass less: encode and draw block by block, from the tokens that enter it."""
+        layers: list[list[Gaussian]] = []
+        prompts: list[Tensor] = []
+
+        def instance(block: int, tokens: Tensor) -> Tensor:
+            encoder, z = {k: v[:, block] for k, v in view.encoder.items()}, normalised(tokens)
+            layers.append([self.posterior(encoder, z, None if m is None else m[:, block]) for m in masks])
+            prompts.append(layers[-1][0].draw(None if noise is None else noise[:, block]))
+            return prompts[-1]
+
+        logits = self.prompted_logits(view, instance)
+        return Pass(logits, torch.stack(prompts, 1), [Gaussian.stacked(psi) for psi in zip(*layers, strict=True)])
+
+    def prompted_logits(self, view: View, instance: Callable[[int, Tensor], Tensor]) -> Tensor:
+        features = self.backbone.cls(view.batch.images, self.edit(view.prompts, instance))
+        return linear(view.batch.pad(features), view.theta)
+
+    def edit(self, prompts: Tensor, instance: Callable[[int, Tensor], Tensor]) -> Edit:
+        """Rows after CLS: global prompts, then instance prompts, each renewed up to its own depth."""
+        shared = Kind(self.params.length, self.global_depth, lambda block, _: prompts[:, block])
+        return deep_rows(
+            [shared, Kind(self.params.instance_length, self.instance_depth, instance)], self.params.after_depth
+        )
+
+    # -- bound -------------------------------------------------------------------------------------------------------
+
+    def loss(self, theta: State, batch: Batch) -> Tensor:
+        """Minus the bound; cross-entropy alone where there is no density, and where a client only fits its head."""
+        view = self.view(theta, batch)
+        if self.deterministic or batch.stage == "adapt":
+            mean = batch.stage == "adapt" and self.params.unseen_head_prompt == "mean"
+            noise, masks = ([None], [None]) if mean else (self.noise(batch, 1), self.masks(batch, 1))
+            return cross_entropy(self.forward(view, masks, noise[0]).logits, batch)
+        J, S = self.params.importance, self.params.mixture  # noqa: N806
+        noise, masks = self.noise(batch, J), self.masks(batch, J)
+        further = [self.masks(batch, S)] * J if self.params.mix_shared else [self.masks(batch, S) for _ in range(J)]
+        weights = [self.log_weight(view, [masks[j], *further[j]], noise[j]) for j in range(J)]
+        return -batch.mean(log_mean_exp(torch.stack(weights)))
+
+    def log_weight(self, view: View, masks: list[Tensor | None], noise: Tensor | None) -> Tensor:
+        """log w = log p(y|p,x) + beta (log p(p|x) - log Omega(p)) for one p of each image, (K, B)."""
+        drawn, prior, (source, *others) = self.draw_with_densities(view, masks, noise)
+        if self.params.kl == "analytic":
+            gap = -kl_normal(drawn.psis[0], prior)
+        else:
+            gap = (log_normal(drawn.prompt, prior) - source).sum(-1)
+        gain = mixture_gain(source, others, self.params.mixture_level == "per_layer")
+        likelihood = -F.cross_entropy(drawn.logits.transpose(1, 2), view.batch.labels, reduction="none")
+        return likelihood + self.beta * view.batch.pad(gap + gain)
+
+    def draw_with_densities(
+        self, view: View, masks: list[Tensor | None], noise: Tensor | None
+    ) -> tuple[Pass, Gaussian, list[Tensor]]:
+        """A pass, the prior p(p|x) of its p, and log q(p|psi) for the psi of every mask, (n, D_p) each."""
+        unmasked = [None] if self.params.prior == "unmasked_encoder" else []
+        drawn = self.forward(view, [*masks, *unmasked], noise)
+        if unmasked:
+            prior = Gaussian(*(part.detach() for part in drawn.psis.pop()))
+        elif self.learned_prior:
+            prior = Gaussian(*(view.batch.rows(view.theta[name]) for name in ("prior.mean", "prior.logvar")))
+        else:
+            prior = Gaussian(drawn.prompt.new_zeros(()), drawn.prompt.new_full((), self.prior_logvar))
+        return drawn, prior, [log_normal(drawn.prompt, psi) for psi in drawn.psis]
+
+    # -- predict -----------------------------------------------------------------------------------------------------
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        """Log of the mean probability over V draws."""
+        return log_mean_exp(self.log_probabilities(theta, batch, self.params.samples))
+
+    def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
+        """`predict`, and the same for V = 1, 2, ...; each uses the first V of the same draws."""
+        draws = self.log_probabilities(theta, batch, max(self.params.samples, self.params.samples_max))
+        nested = {v: log_mean_exp(draws[:v]) for v in range(1, len(draws) + 1)}
+        return {0: nested.get(self.params.samples, nested[1]), **(nested if len(nested) > 1 else {})}
+
+    def log_probabilities(self, theta: State, batch: Batch, draws: int) -> Tensor:
+        """(V, K, B, C). Random numbers are drawn for all that a sweep needs, so that fewer draws are its first ones."""
+        most = max(self.params.samples, self.params.samples_max)
+        masks = self.masks(batch, most)[:draws]
+        sampled = not self.deterministic and self.params.test_prompt == "sampled"
+        noise = self.noise(batch, most)[:draws] if sampled else [None] * draws
+        if masks[0] is None and noise[0] is None:
+            draws = 1  # nothing is random: every draw would be the same
+        view = self.view(theta, batch)
+        return torch.stack([self.forward(view, [masks[v]], noise[v]).logits for v in range(draws)]).log_softmax(-1)
+
+    @torch.no_grad()
+    def diagnostics(self, theta: State, batch: Batch) -> State:
+        """Cross-entropy; root mean square of the mean prompts (mu) and the share of it that differs between images;
+        with a density also Delta, a draw of A_S (of one further psi where S = 0), sigma and the KL in nats."""
+        further = 0 if self.deterministic else max(1, self.params.mixture)
+        masks, noise = self.masks(batch, 1 + further), self.noise(batch, 1)[0]
+        view = self.view(theta, batch)
+        per_image: State = {}
+        if self.deterministic:
+            drawn = self.forward(view, masks, noise)
+        else:
+            drawn, prior, (source, *others) = self.draw_with_densities(view, masks, noise)
+            per_image = {
+                "delta": torch.stack([(other - source).sum(-1) for other in others]).mean(0),
+                "a_s": mixture_gain(source, others, self.params.mixture_level == "per_layer"),
+                "sigma": drawn.psis[0].std.mean((-3, -2, -1)),
+                "kl": kl_normal(drawn.psis[0], prior),
+            }
+        mean = batch.pad(drawn.psis[0].mean).flatten(2)
+        centre = (mean.sum(1) / batch.mask.sum(1).clamp(min=1)[:, None])[:, None]
+        square, spread = (batch.mean(x.square().mean(-1)) for x in (mean, mean - centre))
+        sizes = {"ce": cross_entropy(drawn.logits, batch), "mu": square.sqrt(), "mu_between": spread / square}
+        return sizes | {name: batch.mean(batch.pad(value)) for name, value in per_image.items()}
+
+
+class PFedBayesPTG(PFedBayesPT):
+    name, title, order = "pfedbayespt-g", "pFedBayesPT-G", 61
+    Params: ClassVar[type] = GaussianParams
+
+
+class PFedBayesPTD(PFedBayesPT):
+    name, title, order = "pfedbayespt-d", "pFedBayesPT-D", 60
+    payload_formula = "D_g*T*d + D_p*(2d + (M+1)h + h + hv + v) each way (+ C*d + C with a global head)"
+    Params: ClassVar[type] = DeterministicParams
+    deterministic: ClassVar[bool] = True

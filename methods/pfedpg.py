@@ -47,13 +47,13 @@ def generate(generator: State, descriptors: Tensor, heads: int = 1) -> Tensor:
     """
 
     def split(rows: Tensor) -> Tensor:  # (..., n, d) to (..., heads, n, d / heads)
-        return rows.unflatten(-1, (heads, -1)).transpose(-2, -3)
+        return torch.unflatten(rows, -1, (heads, -1)).transpose(-2, -3)
 
     base = generator["base"]
     query = split(descriptors[:, None] @ generator["query"])
     key, value = split(base @ generator["key"]), split(base @ generator["value"])
     attention = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
-    context = (attention @ value).transpose(-2, -3).flatten(-2)
+    context: Tensor = (attention @ value).transpose(-2, -3).flatten(-2)
     return base + context @ generator["out"] + generator["shift"][..., None, :]
 
 
@@ -140,12 +140,12 @@ class PFedPG(FedVPT):
         return dict(zip(LEARNED, clipped(grads, self.params.clip), strict=True))
 
     def _adam(self, server: State, grads: State, clients: Sequence[int]) -> State:
-        """Adam's step; descriptors of absent clients keep still, which their momentum would not let them."""
+        """Adam's step. Descriptors of absent clients stay as they are: their momentum would move them."""
         new: State = {"rounds": server["rounds"]}
         for name, grad in grads.items():
-            own = name == "descriptors"
-            rows = list(clients) if own else slice(None)
-            steps = server["visits"][rows][:, None] if own else server["rounds"]
+            per_client = name == "descriptors"
+            rows = list(clients) if per_client else slice(None)
+            steps = server["visits"][rows][:, None] if per_client else server["rounds"]
             value, mean, square = (server[key].clone() for key in (name, f"{name}.mean", f"{name}.square"))
             mean[rows] = BETAS[0] * mean[rows] + (1 - BETAS[0]) * grad[rows]
             square[rows] = BETAS[1] * square[rows] + (1 - BETAS[1]) * grad[rows].square()

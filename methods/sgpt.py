@@ -16,7 +16,7 @@ from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
-from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
+from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init, revised
 
 FEW = 50  # a key chosen at most this often in a round is averaged with equal weights
 FLOOR = 5e-4  # keeps a group that was never chosen from costing nothing, however far its key
@@ -24,6 +24,7 @@ FLOOR = 5e-4  # keeps a group that was never chosen from costing nothing, howeve
 
 @dataclass(frozen=True)
 class SGPTParams(PromptParams):
+    head_mode: str = revised(PromptParams, "head_mode", paper="global; local as a baseline of pFedBayesPT")
     length: int = option(1, "shared tokens before the first shared block; each other one gets one", low=1, paper="1")
     groups: int = option(6, "groups G", low=1, paper="20 (CIFAR), 4 (Office)", grid=(6, 20))
     shared_blocks: str = option("auto", "blocks (from 0) with shared tokens, as 0-4 or 0,2,3", paper="0-3 or 0-4")
@@ -105,23 +106,24 @@ class SGPT(HeadedMethod):
         if batch.stage != "group":
             return loss
         similar = similarity(batch.features, theta["keys"])
-        return loss - self.params.key_weight * batch.mean((similar * self.choice(theta, batch)).sum(-1))
+        key_weight: float = self.params.key_weight
+        return loss - key_weight * batch.mean((similar * self.choice(theta, batch)).sum(-1))
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         """CLS in stage "shared", later the mean of CLS and the tokens of the chosen group."""
         shared = batch.rows(theta["shared"])
         if batch.stage == "shared":
             return batch.pad(self.backbone.cls(batch.images, self.edit(shared)))
-        chosen = torch.einsum("kbg,klgd->kbld", self.choice(theta, batch), theta["groups"])
+        group = torch.einsum("kbg,klgd->kbld", self.choice(theta, batch), theta["groups"])
         rows = 1 + len(self.group_blocks)
-        return batch.pad(self.backbone(batch.images, self.edit(shared, batch.pack(chosen)), rows=rows).mean(1))
+        return batch.pad(self.backbone(batch.images, self.edit(shared, batch.pack(group)), rows=rows).mean(1))
 
     def edit(self, shared: Tensor, group: Tensor | None = None) -> Edit:
         """Insert, and never remove, (n, T+|A|-1, d) before the shared and (n, |B|, d) before the group blocks."""
         sizes = [self.params.length] + [1] * (len(self.shared_blocks) - 1)
-        prompts = dict(zip(self.shared_blocks, shared.split(sizes, dim=1), strict=True))
+        prompts = dict(zip(self.shared_blocks, torch.split(shared, sizes, dim=1), strict=True))
         if group is not None:
-            prompts |= zip(self.group_blocks, group.split(1, dim=1), strict=True)
+            prompts |= zip(self.group_blocks, torch.split(group, 1, dim=1), strict=True)
         return lambda block, tokens: insert(tokens, prompts[block]) if block in prompts else tokens
 
     def choice(self, theta: State, batch: Batch) -> Tensor:
@@ -130,17 +132,17 @@ class SGPT(HeadedMethod):
         if batch.stage != "group":
             return one_hot(distance.argmin(-1), distance)
         counts = theta["counts"] if self.params.live_counts else batch.start["counts"]
-        chosen = one_hot((distance * popularity(counts, distance)[:, None]).argmin(-1), distance)
+        nearest = one_hot((distance * popularity(counts, distance)[:, None]).argmin(-1), distance)
         if not self.params.batch_vote:
-            return chosen
-        votes = (chosen * batch.mask[..., None]).sum(1, keepdim=True)
-        return one_hot(votes.argmax(-1), distance).expand_as(chosen)
+            return nearest
+        votes = (nearest * batch.mask[..., None]).sum(1, keepdim=True)
+        return one_hot(votes.argmax(-1), distance).expand_as(nearest)
 
     def observe(self, theta: State, batch: Batch) -> State:
         if batch.stage != "group":
             return {}
-        chosen = self.choice(theta, batch) * batch.mask[..., None]
-        return {"counts": theta["counts"] + chosen.sum(1).to(torch.int64)}
+        choices = self.choice(theta, batch) * batch.mask[..., None]
+        return {"counts": theta["counts"] + choices.sum(1).to(torch.int64)}
 
     # -- the server ------------------------------------------------------------------------------------------------
 
@@ -177,7 +179,9 @@ def key_weights(counts: Tensor) -> Tensor:
 
 
 def orthogonal(keys: Tensor) -> Tensor:
-    """Rows made orthonormal in their order, as Gram and Schmidt do it."""
+    """Rows made orthonormal in order, as by Gram and Schmidt."""
+    basis: Tensor
+    triangle: Tensor
     basis, triangle = torch.linalg.qr(keys.T)
     return (basis * triangle.diagonal().sign()).T.contiguous()
 
@@ -190,9 +194,9 @@ def blocks(text: str, auto: range, depth: int, where: str) -> tuple[int, ...]:
     """``0-2,5`` is (0, 1, 2, 5); ``auto`` takes what is given."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",")] if text != "auto" else [auto]
-        chosen = sorted({block for end in ends for block in range(end[0], end[-1] + 1)})
+        named = sorted({block for end in ends for block in range(end[0], end[-1] + 1)})
     except ValueError:
-        chosen = []
-    if not chosen or chosen[-1] >= depth:
+        named = []
+    if not named or named[-1] >= depth:
         raise UserError(f"sgpt: {where} = {text!r} does not name blocks 0 to {depth - 1}; write 0-2, 0,2 or auto.")
-    return tuple(chosen)
+    return tuple(named)

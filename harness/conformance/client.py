@@ -30,7 +30,7 @@ DOUBLE = 1e-9
 
 
 def logits(method: type[Method], params: Params) -> None:
-    """logits are finite, one a class, before and after training"""
+    """logits are finite, one per class, before and after training"""
     federation, state = after_rounds(method, params, 0)
     require(federation.method.task.num_classes == CLASSES, "the toy has changed its number of classes")
     check_logits(federation, federation.theta(state, ALL)[1], ALL, "before round 1")
@@ -133,7 +133,7 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
     for stage in method.stages(1):
         leaves = {name: theta[name].clone().requires_grad_() for name in stage.rates}
         loss = method.loss({**theta, **leaves}, first_rows(federation, clients, sizes, stage.name, theta))
-        require(tuple(loss.shape) == (len(clients),), f"the loss is {tuple(loss.shape)}, not one a client")
+        require(tuple(loss.shape) == (len(clients),), f"the loss is {tuple(loss.shape)}, not one per client")
         grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         seen[f"loss in stage {stage.name!r}"] = loss[me].detach()
         for name, grad in zip(leaves, grads, strict=True):

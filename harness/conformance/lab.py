@@ -41,33 +41,33 @@ def flat(state: FederationState) -> State:
     """All tensors of a federation under one level of names; the tensors themselves, not copies."""
     named = {f"server {name}": tensor for name, tensor in state.server.items()}
     for kind, clients in (("personal", state.personal), ("local", state.local)):
-        for client, own in sorted(clients.items()):
-            named |= {f"{kind} {name} of client {client}": tensor for name, tensor in own.items()}
+        for client, tensors in sorted(clients.items()):
+            named |= {f"{kind} {name} of client {client}": tensor for name, tensor in tensors.items()}
     return named
 
 
-def same_layout(expected: State, found: State, when: str) -> None:
-    odd = sorted(expected.keys() ^ found.keys())
+def same_layout(expected: State, actual: State, when: str) -> None:
+    odd = sorted(expected.keys() ^ actual.keys())
     require(not odd, f"{when}: {', '.join(odd)} appears or vanishes")
     for name, tensor in expected.items():
-        a, b = (tensor.shape, tensor.dtype), (found[name].shape, found[name].dtype)
+        a, b = (tensor.shape, tensor.dtype), (actual[name].shape, actual[name].dtype)
         require(a == b, f"{when}: {name} was {_layout(*a)} and is {_layout(*b)}")
 
 
-def same_bits(expected: State, found: State, when: str) -> None:
-    same_layout(expected, found, when)
+def same_bits(expected: State, actual: State, when: str) -> None:
+    same_layout(expected, actual, when)
     for name, tensor in expected.items():
-        if not torch.equal(tensor, found[name]):
-            raise ConformanceError(f"{when}: {name} differs by up to {gap(tensor, found[name]):.2g}")
+        if not torch.equal(tensor, actual[name]):
+            raise ConformanceError(f"{when}: {name} differs by up to {gap(tensor, actual[name]):.2g}")
 
 
-def close(expected: State, found: State, when: str, tolerance: float) -> None:
+def close(expected: State, actual: State, when: str, tolerance: float) -> None:
     """``tolerance`` is relative to the larger of 1 and the tensor's largest entry."""
-    same_layout(expected, found, when)
+    same_layout(expected, actual, when)
     for name, tensor in expected.items():
         if tensor.numel():
             allowed = tolerance * max(1.0, float(tensor.abs().max()))
-            difference = gap(tensor, found[name])
+            difference = gap(tensor, actual[name])
             require(difference <= allowed, f"{when}: {name} differs by up to {difference:.2g}, allowed {allowed:.2g}")
 
 

@@ -95,12 +95,12 @@ def isolation(method: type[Method], params: Params) -> None:
     federation, state = after_rounds(method, params, 0, eval_point="post_local")
     federation.step(state, (0, 1))
     absent = (0, 1, 3)  # two that took part before and one that never did
-    own = {client: cloned(federation.personal(state, client)) for client in absent}
-    old, kept = flat(state), cloned(flat(state))
+    personal = {client: cloned(federation.personal(state, client)) for client in absent}
+    old, copy_of_old = flat(state), cloned(flat(state))
     federation.step(state, (2,))
     for client in absent:
-        same_bits(own[client], federation.personal(state, client), f"client {client}, absent from the round")
-    same_bits(kept, old, "the state of an earlier round")
+        same_bits(personal[client], federation.personal(state, client), f"client {client}, absent from the round")
+    same_bits(copy_of_old, old, "the state of an earlier round")
     tensors = {name: tensor for name, tensor in flat(state).items() if tensor.numel() and tensor.dtype != torch.bool}
     for number, tensor in enumerate(tensors.values()):
         tensor.fill_(number % 127)  # fits every type

@@ -29,9 +29,9 @@ SINGLE = 1e-6
 
 
 def names_and_shapes(method: type[Method], params: Params) -> None:
-    """rates name tensors that exist; states keep their names, shapes and types; stacks have one entry a client"""
+    """rates name tensors that exist; states keep their names, shapes and types; stacks have one entry per client"""
     federation, state = after_rounds(method, params, 0)
-    server, own = cloned(state.server), cloned(federation.personal(state, 0))
+    server, personal = cloned(state.server), cloned(federation.personal(state, 0))
     received, theta = federation.theta(state, ALL)
     _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
     visits = [(stage, theta) for stage in federation.method.stages(1)]
@@ -47,7 +47,7 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
     for _ in range(2):
         federation.step(state)
     same_layout(server, state.server, "the server's state after two rounds")
-    same_layout(own, state.personal[0], "the personal state after two rounds")
+    same_layout(personal, state.personal[0], "the personal state after two rounds")
     tracked = sorted(name for name, tensor in flat(state).items() if tensor.requires_grad)
     require(not tracked, f"{', '.join(tracked)} still carries autograd's history; detach it")
 
@@ -66,19 +66,19 @@ def payload(method: type[Method], params: Params) -> None:
             f"round {log.round}: a client downloads {measured[0]:g} and uploads {measured[1]:g} floats, "
             f"payload() says {declared[0]} and {declared[1]}",
         )
-    own_names = set(federation.personal(state, 0)) | set(federation.method.init_personal(torch.Generator(), 0))
+    personal_names = set(federation.personal(state, 0)) | set(federation.method.init_personal(torch.Generator(), 0))
     for theta, received, sent in visits:
-        leaked = sorted(own_names & (sent.keys() | received.keys()))
+        leaked = sorted(personal_names & (sent.keys() | received.keys()))
         require(not leaked, f"personal {', '.join(leaked)} is in the payload")
         for name, tensor in sent.items():
-            twins = [own for own in own_names if own in theta and _holds(tensor, theta[own])]
+            twins = [twin for twin in personal_names if twin in theta and _holds(tensor, theta[twin])]
             require(not twins, f"upload {name} is personal {', '.join(twins)} under another name")
 
 
-def _holds(sent: Tensor, own: Tensor) -> bool:
+def _holds(sent: Tensor, personal: Tensor) -> bool:
     """Whether the numbers of a personal tensor travel; constants (a bias of zeros) prove nothing."""
-    same = sent.numel() == own.numel() and torch.equal(sent.flatten(), own.flatten().to(sent.dtype))
-    return same and own.numel() > len(own) and own.unique().numel() > 1
+    same = sent.numel() == personal.numel() and torch.equal(sent.flatten(), personal.flatten().to(sent.dtype))
+    return same and personal.numel() > len(personal) and bool((personal != personal.flatten()[0]).any())
 
 
 def server_uses_only_uploads(method: type[Method], params: Params) -> None:
@@ -93,7 +93,7 @@ def server_uses_only_uploads(method: type[Method], params: Params) -> None:
 
 
 def identical_uploads(method: type[Method], params: Params) -> None:
-    """equal uploads aggregate to themselves, whatever their number and weights"""
+    """averaging identical uploads changes nothing, whatever their number and weights"""
     federation, state = after_rounds(method, params, 0)
     calls = _aggregations(federation)
     for _ in range(2):
@@ -125,10 +125,10 @@ def identical_uploads(method: type[Method], params: Params) -> None:
 def zero_epochs(method: type[Method], params: Params) -> None:
     """a round without local epochs changes nothing that trains"""
     federation, state = after_rounds(method, params, 1)
-    before, own = _trainable(federation, state), cloned(flat(FederationState(0, {}, state.personal)))
+    before, personal = _trainable(federation, state), cloned(flat(FederationState(0, {}, state.personal)))
     federation.protocol = dataclasses.replace(federation.protocol, epochs=0)
     federation.step(state)
-    same_bits(own, flat(FederationState(0, {}, state.personal)), "after a round of zero epochs")
+    same_bits(personal, flat(FederationState(0, {}, state.personal)), "after a round of zero epochs")
     close(before, _trainable(federation, state), "after a round of zero epochs", SINGLE)
 
 

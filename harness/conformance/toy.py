@@ -71,9 +71,9 @@ def toy_federation(
 ) -> Federation:
     """``method`` on the toy; keywords replace fields of its protocol."""
     vit, dataset, split = backbone or toy_backbone(), toy_dataset(), partition or toy_partition()
-    chosen: Any = build(method.Params, params or {}, method.name)
-    wanted = "features" in method.needs
-    features = frozen_features(vit, dataset, method.feature_depth(chosen)) if wanted else None
+    built_params: Any = build(method.Params, params or {}, method.name)
+    needs_features = "features" in method.needs
+    features = frozen_features(vit, dataset, method.feature_depth(built_params)) if needs_features else None
     data = ClientData(dataset, split, method.needs, features)
     task = Task(dataset.class_names, data.counts(dataset.num_classes))
-    return Federation(method(chosen, vit, task), data, dataclasses.replace(PROTOCOL, **protocol), seed)
+    return Federation(method(built_params, vit, task), data, dataclasses.replace(PROTOCOL, **protocol), seed)

@@ -10,7 +10,7 @@ from fedprompt.methods.fedvpt_d import FedVPTDeep
 
 BOTH = pytest.mark.parametrize("method", [FedPRShallow, FedPRDeep])
 PROJECTORS = pytest.mark.parametrize(
-    ("projector", "kept"),
+    ("projector", "remaining"),
     [("gram_full", 615), ("thin", 766), ("exact", 758)],
 )
 # At the toy's width 32 the official rule removes 6 directions: all of a prompt of 4 rows.
@@ -26,11 +26,11 @@ def matrix(removed: Tensor) -> Tensor:
 
 
 @PROJECTORS
-def test_projector_is_symmetric_idempotent_and_of_the_right_trace(projector: str, kept: int) -> None:
+def test_projector_is_symmetric_idempotent_and_of_the_right_trace(projector: str, remaining: int) -> None:
     q = matrix(removed_directions(prompt_of(10, 768), projector))
     torch.testing.assert_close(q, q.mT)
     torch.testing.assert_close(q @ q, q, atol=1e-5, rtol=0)
-    assert float(q.trace()) == pytest.approx(kept, abs=1e-2)
+    assert float(q.trace()) == pytest.approx(remaining, abs=1e-2)
 
 
 @pytest.mark.parametrize("projector", ["gram_full", "exact"])
@@ -44,8 +44,8 @@ def test_projected_steps_are_orthogonal_to_the_received_prompt(projector: str) -
 def test_thin_removes_the_two_longest_directions_of_ten() -> None:
     prompt = torch.diag(torch.tensor([9.0, 1, 8, 2, 3, 4, 5, 6, 7, 2.5]))
     wide = torch.nn.functional.pad(prompt, (0, 6))
-    kept = project(torch.ones(1, 16), removed_directions(wide, "thin"))
-    assert kept.round(decimals=5).tolist() == [[0.0, 1.0, 0.0] + [1.0] * 13]
+    remaining = project(torch.ones(1, 16), removed_directions(wide, "thin"))
+    assert remaining.round(decimals=5).tolist() == [[0.0, 1.0, 0.0] + [1.0] * 13]
 
 
 @pytest.mark.parametrize("projector", ["gram_full", "thin", "exact"])

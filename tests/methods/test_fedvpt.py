@@ -34,7 +34,7 @@ def test_who_owns_the_head(method: type[Method], mode: str, shared: bool) -> Non
     state = federation.start()
     federation.step(state, [0, 1])
     assert ("head.weight" in state.server) is shared
-    assert all(("head.weight" in own) is not shared for own in state.personal.values())
+    assert all(("head.weight" in personal) is not shared for personal in state.personal.values())
     assert federation.method.finetune_before_evaluation() is (mode == "global_then_ft")
 
 

@@ -95,7 +95,7 @@ def test_a_method_that_lacks_parts_is_refused_and_told_which() -> None:
         Registry().add(Half, "here")
 
 
-# -- a file of one's own ----------------------------------------------------------------------------------------------
+# -- a file outside the suite -----------------------------------------------------------------------------------------
 
 
 def test_a_plugin_file_is_registered(tmp_path: Path) -> None:

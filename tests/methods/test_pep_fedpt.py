@@ -29,7 +29,7 @@ def some_prototypes() -> torch.Tensor:
 
 
 def trained() -> tuple[PEPFedPT, State, Batch]:
-    """The toy after a round, with a batch of five images a client."""
+    """The toy after a round, with a batch of five images per client."""
     federation = toy_federation(PEPFedPT, participation=1.0, epochs=1)
     state = federation.start()
     federation.step(state)
@@ -156,7 +156,7 @@ def test_nothing_that_trains_stays_with_a_client() -> None:
     federation = toy_federation(PEPFedPT)
     state = federation.start()
     federation.step(state)
-    assert all(own == {} for own in state.personal.values())
+    assert all(personal == {} for personal in state.personal.values())
     assert federation.method.rates().keys() <= state.server.keys()
     assert "prototypes" not in federation.method.rates()
 

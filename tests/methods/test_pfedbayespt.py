@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, probabilities
+from support.bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, pass_of, probabilities
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.model.backbone import insert
-from fedprompt.methods._instance_prompts import draw
-from fedprompt.methods._semi_implicit import Gaussian
-from fedprompt.methods.pfedbayespt_d import PFedBayesPTD
+from fedprompt.methods._densities import Gaussian
+from fedprompt.methods.pfedbayespt import PFedBayesPT
 
 # -- state -----------------------------------------------------------------------------------------------------------
 
@@ -46,10 +45,10 @@ def test_first_log_variance(params: dict[str, Any], start: float) -> None:
 
 def test_the_vpt_prior_has_the_scale_of_the_first_prompts() -> None:
     federation, method, _ = build(FULL, prior="vpt_scale", length=400)
-    assert isinstance(method, G)
     std = math.exp(method.prior_logvar / 2)
     assert std == pytest.approx(float(federation.start().server["prompts"].std()), rel=0.02)
-    assert method.logvar_init == method.prior_logvar
+    assert method.params.first_logvar(method.prior_logvar) == method.prior_logvar
+    assert federation.start().server["encoder.logvar.1.bias"].eq(method.prior_logvar).all()
 
 
 def test_two_learning_rates() -> None:
@@ -72,8 +71,7 @@ def test_a_shift_of_all_channels_is_invisible_to_the_blocks() -> None:
 
 def masks_of(draws: int = 1, **params: Any) -> Tensor:
     federation, method, _ = build(FULL, **params)
-    found = method.masks(batch_of(federation), draws)
-    return torch.stack([mask for mask in found if mask is not None])
+    return torch.stack([mask for mask in method.masks(batch_of(federation), draws) if mask is not None])
 
 
 def test_cls_is_always_seen_and_other_tokens_at_the_given_rate() -> None:
@@ -126,14 +124,14 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
     """CLS, global prompts, instance prompts, patches; each renewed up to its depth, then kept or dropped."""
     options = {"depth_global": depth_global, "depth_instance": depth_instance, "after_depth": after}
     _, method, _ = build(D, **options, length=2)
-    prompts, own = 10 + torch.rand(1, depth_global, 2, 4), 20 + torch.rand(1, depth_instance, 1, 4)
+    prompts, instance_rows = 10 + torch.rand(1, depth_global, 2, 4), 20 + torch.rand(1, depth_instance, 1, 4)
     seen: list[int] = []
 
     def instance(block: int, tokens: Tensor) -> Tensor:
         seen.append(tokens.shape[1])
-        return own[:, block]
+        return instance_rows[:, block]
 
-    edit, tokens = method._edit(prompts, instance), torch.zeros(1, 17, 4)
+    edit, tokens = method.edit(prompts, instance), torch.zeros(1, 17, 4)
     for block in range(3):
         before, tokens = tokens, edit(block, tokens)
         there = [i < depth or after == "propagate" for i, depth in ((block, depth_global), (block, depth_instance))]
@@ -141,7 +139,7 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
         if block < depth_global:
             assert torch.equal(tokens[:, 1:3], prompts[:, block])
         if block < depth_instance:
-            assert torch.equal(tokens[:, 1 + 2 * there[0]], own[:, block, 0])
+            assert torch.equal(tokens[:, 1 + 2 * there[0]], instance_rows[:, block, 0])
         if block >= max(depth_global, depth_instance) and after == "propagate":
             assert torch.equal(tokens, before)
     assert seen == [17] * depth_instance  # the encoders never read prompt rows
@@ -150,8 +148,8 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
 def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
     federation, method, theta = build(D)
     batch = batch_of(federation)
-    found = method.forward(theta, batch, method.view(theta, batch), [None], None)
-    rows = torch.cat([batch.rows(theta["prompts"]), found.prompt], dim=2)
+    prompted = pass_of(method, theta, batch)
+    rows = torch.cat([batch.rows(theta["prompts"]), prompted.prompt], dim=2)
 
     def edit(block: int, tokens: Tensor) -> Tensor:
         return insert(tokens if block == 0 else torch.cat([tokens[:, :1], tokens[:, 12:]], dim=1), rows[:, block])
@@ -160,29 +158,29 @@ def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
     features = method.backbone.cls(batch.images, edit)
     weight, bias = batch.rows(theta["head.weight"]), batch.rows(theta["head.bias"])
     wanted = torch.einsum("ncd,nd->nc", weight, features) + bias
-    torch.testing.assert_close(batch.pack(found.logits), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batch.pack(prompted.logits), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_encoders_give_one_prompt_an_image_and_layer() -> None:
+def test_encoders_give_one_prompt_per_image_and_layer() -> None:
     federation, method, theta = build(FULL, instance_length=2, depth_instance=2)
     batch = batch_of(federation)
-    psi = method.forward(theta, batch, method.view(theta, batch), method.masks(batch, 1), None).psis[0]
+    psi = pass_of(method, theta, batch, *method.masks(batch, 1)).psis[0]
     assert psi.mean.shape == psi.logvar.shape == (12, 2, 2, 32)
 
 
 def test_frozen_and_inline_tokens_agree_at_the_first_block_only() -> None:
     frozen, inline = (build(G, feature_source=source, depth_instance=2) for source in ("frozen_pass", "inline"))
     batch, theta = batch_of(frozen[0]), frozen[2]
-    one, other = (m.forward(theta, batch, m.view(theta, batch), [None], None).psis[0] for _, m, _ in (frozen, inline))
+    one, other = (pass_of(m, theta, batch).psis[0] for _, m, _ in (frozen, inline))
     torch.testing.assert_close(one.mean[:, 0], other.mean[:, 0])
     torch.testing.assert_close(one.logvar[:, 0], other.logvar[:, 0])
     assert (one.mean[:, 1] - other.mean[:, 1]).abs().max() > 1e-4
 
 
-def test_an_isotropic_posterior_has_one_variance_a_layer() -> None:
+def test_an_isotropic_posterior_has_one_variance_per_layer() -> None:
     federation, method, theta = build(G, cov="isotropic", instance_length=2)
     batch = batch_of(federation)
-    logvar = method.forward(theta, batch, method.view(theta, batch), [None], None).psis[0].logvar
+    logvar = pass_of(method, theta, batch).psis[0].logvar
     assert (logvar - logvar[..., :1, :1]).abs().max() == 0
     assert not torch.equal(logvar[:, 0], logvar[:, 1])
 
@@ -191,20 +189,20 @@ def test_the_log_variance_is_held_in_its_range() -> None:
     federation, method, theta = build(G)
     theta["encoder.logvar.1.bias"] = torch.full_like(theta["encoder.logvar.1.bias"], 50)
     batch = batch_of(federation)
-    assert method.forward(theta, batch, method.view(theta, batch), [None], None).psis[0].logvar.eq(4).all()
+    assert pass_of(method, theta, batch).psis[0].logvar.eq(4).all()
 
 
 def test_noise_moves_the_prompt_by_sigma() -> None:
     psi = Gaussian(torch.tensor([1.0]), torch.tensor([2 * math.log(0.5)]))
-    assert draw(psi, torch.tensor([2.0])).item() == pytest.approx(2.0)
-    assert draw(psi, None).item() == 1.0
+    assert psi.draw(torch.tensor([2.0])).item() == pytest.approx(2.0)
+    assert psi.draw(None).item() == 1.0
 
 
 # -- prediction ------------------------------------------------------------------------------------------------------
 
 
 @ALL
-def test_probabilities_sum_to_one_and_repeat(method: type[PFedBayesPTD]) -> None:
+def test_probabilities_sum_to_one_and_repeat(method: type[PFedBayesPT]) -> None:
     once, twice = probabilities(method), probabilities(method)
     torch.testing.assert_close(once.sum(-1), torch.ones(2, 6))
     assert torch.equal(once, twice)
@@ -214,26 +212,26 @@ def test_draws_are_nested_and_their_probabilities_averaged() -> None:
     federation, method, theta = build(FULL, mask_keep_prob=0.5)
     batch = batch_of(federation, stage="evaluate")
     masks, view = method.masks(batch, 10), method.view(theta, batch)
-    each = torch.stack([method.forward(theta, batch, view, [mask], None).logits.softmax(-1) for mask in masks])
+    each = torch.stack([method.forward(view, [mask], None).logits.softmax(-1) for mask in masks])
     for v in (1, 2, 5, 10):
-        found = probabilities(FULL, mask_keep_prob=0.5, samples=v)
-        torch.testing.assert_close(found, each[:v].mean(0))
-        torch.testing.assert_close(found, each[:v].flip(0).mean(0))
+        averaged = probabilities(FULL, mask_keep_prob=0.5, samples=v)
+        torch.testing.assert_close(averaged, each[:v].mean(0))
+        torch.testing.assert_close(averaged, each[:v].flip(0).mean(0))
 
 
 def test_one_training_shows_every_v() -> None:
     federation, method, theta = build(FULL, mask_keep_prob=0.5, samples=3)
-    made = method.predictions(theta, batch_of(federation, stage="evaluate"))
-    assert list(made) == list(range(11))
-    assert torch.equal(made[0], made[3])
+    by_draws = method.predictions(theta, batch_of(federation, stage="evaluate"))
+    assert list(by_draws) == list(range(11))
+    assert torch.equal(by_draws[0], by_draws[3])
     for v in (1, 3, 10):
-        torch.testing.assert_close(made[v].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=v))
+        torch.testing.assert_close(by_draws[v].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=v))
 
 
 def test_more_draws_than_the_sweep_has() -> None:
     federation, method, theta = build(FULL, mask_keep_prob=0.5, samples=12)
-    made = method.predictions(theta, batch_of(federation, stage="evaluate"))
-    torch.testing.assert_close(made[0].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=12))
+    by_draws = method.predictions(theta, batch_of(federation, stage="evaluate"))
+    torch.testing.assert_close(by_draws[0].exp(), probabilities(FULL, mask_keep_prob=0.5, samples=12))
 
 
 def test_what_is_not_random_has_no_sweep() -> None:
@@ -258,14 +256,14 @@ def test_isolating_rows() -> None:
 
 
 @ALL
-def test_a_new_client_fits_its_head_by_cross_entropy(method: type[PFedBayesPTD]) -> None:
+def test_a_new_client_fits_its_head_by_cross_entropy(method: type[PFedBayesPT]) -> None:
     mean, sampled = (
         loss_of(method, stage="adapt", unseen_head_prompt=rule, mask_keep_prob=0.5) for rule in ("mean", "sampled")
     )
     assert not torch.equal(mean, sampled)
     federation, built, theta = build(method)
     batch = batch_of(federation)
-    plain = built.forward(theta, batch, built.view(theta, batch), [None], None).logits
+    plain = pass_of(built, theta, batch).logits
     wanted = torch.nn.functional.cross_entropy(plain.flatten(0, 1), batch.labels.flatten(), reduction="none")
     torch.testing.assert_close(mean, wanted.view(2, 6).mean(1))
 
@@ -292,18 +290,18 @@ def test_diagnostics_of_a_known_posterior() -> None:
     flat = {name: torch.zeros_like(t) if name.startswith("encoder.") else t for name, t in theta.items()}
     flat["encoder.mean.0.bias"] += 2.0
     flat["encoder.logvar.0.bias"] += 2 * math.log(0.5)
-    found = method.diagnostics(flat, batch_of(federation))
+    logged = method.diagnostics(flat, batch_of(federation))
     kl = 96 * 0.5 * (2**2 + 0.5**2 - 1 - 2 * math.log(0.5))
     numbers = {"mu": 2.0, "mu_between": 0.0, "delta": 0.0, "a_s": 0.0, "sigma": 0.5, "kl": kl}
     for name, value in numbers.items():
-        assert found[name].tolist() == pytest.approx([value] * 2, rel=1e-5, abs=1e-6)
+        assert logged[name].tolist() == pytest.approx([value] * 2, rel=1e-5, abs=1e-6)
 
 
 def test_far_apart_masks_saturate_the_mixture() -> None:
     federation, method, theta = build(FULL, logvar_init=-10, mask_keep_prob=0.5)
-    found = method.diagnostics(theta, batch_of(federation))
-    assert found["delta"].max() < -20
-    assert found["a_s"].tolist() == pytest.approx([math.log(2)] * 2)
+    logged = method.diagnostics(theta, batch_of(federation))
+    assert logged["delta"].max() < -20
+    assert logged["a_s"].tolist() == pytest.approx([math.log(2)] * 2)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def choices(counts: list[int], features: list[list[float]], stage: str = "group"
     batch = Batch(
         (0,), torch.zeros(given.shape[:2], dtype=torch.int64), (len(features),), None, given, [], stage, start
     )
-    chosen: list[int] = sgpt(groups=3, **params).choice(start, batch)[0].argmax(-1).tolist()
-    return chosen
+    groups: list[int] = sgpt(groups=3, **params).choice(start, batch)[0].argmax(-1).tolist()
+    return groups
 
 
 def batch_and_theta(stage: str, **params: object) -> tuple[Batch, State]:
@@ -124,8 +124,8 @@ def test_pooling_takes_cls_alone_in_stage_shared() -> None:
 def test_pooling_takes_the_mean_of_cls_and_the_group_tokens(stage: str) -> None:
     places = {"shared_blocks": "0", "group_blocks": "1-2"}
     (batch, theta), method = batch_and_theta(stage, **places), sgpt(**places)
-    chosen = method.choice(theta, batch).argmax(-1)
-    group = torch.stack([theta["groups"][k, :, g] for k in ALL for g in chosen[k][batch.mask[k]]])
+    choices = method.choice(theta, batch).argmax(-1)
+    group = torch.stack([theta["groups"][k, :, g] for k in ALL for g in choices[k][batch.mask[k]]])
     whole = method.backbone(batch.images, method.edit(batch.rows(theta["shared"]), group), rows=17)
     expected = (whole[:, 0] + whole[:, 1] + whole[:, 2]) / 3
     torch.testing.assert_close(batch.pack(method.features(theta, batch)), expected, atol=1e-5, rtol=1e-5)
@@ -193,10 +193,10 @@ def test_only_chosen_groups_get_a_gradient() -> None:
     batch, theta = batch_and_theta("group")
     leaves = {name: theta[name].clone().requires_grad_() for name in ("groups", "keys")}
     groups, keys = torch.autograd.grad(sgpt().loss({**theta, **leaves}, batch).sum(), list(leaves.values()))
-    chosen = (sgpt().choice(theta, batch) * batch.mask[..., None]).sum(1) > 0
-    assert torch.equal(groups.abs().amax((1, 3)) > 0, chosen)
-    assert torch.equal(keys.abs().amax(2) > 0, chosen)
-    assert not chosen.all()
+    used = (sgpt().choice(theta, batch) * batch.mask[..., None]).sum(1) > 0
+    assert torch.equal(groups.abs().amax((1, 3)) > 0, used)
+    assert torch.equal(keys.abs().amax(2) > 0, used)
+    assert not used.all()
 
 
 def test_the_loss_pulls_keys_towards_their_queries() -> None:

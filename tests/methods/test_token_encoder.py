@@ -37,9 +37,9 @@ def literally(state: dict[str, Tensor], tokens: Tensor, mask: Tensor, layer: int
     first, second = nn.Linear(TOKENS, hidden), nn.Linear(hidden, ROWS)
     for index, part in enumerate((first, second)):
         part.load_state_dict({kind: state[f"mean.{index}.{kind}"][layer] for kind in ("weight", "bias")})
-    kept = norm(tokens * mask[..., None]) if position == "before_ln" else norm(tokens) * mask[..., None]
+    masked = norm(tokens * mask[..., None]) if position == "before_ln" else norm(tokens) * mask[..., None]
     with torch.no_grad():
-        return second(nn.functional.gelu(first(kept.mT))).mT
+        return second(nn.functional.gelu(first(masked.mT))).mT
 
 
 @pytest.mark.parametrize("position", ["before_ln", "after_ln"])

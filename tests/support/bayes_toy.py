@@ -10,19 +10,17 @@ from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import State
-from fedprompt.methods.pfedbayespt import PFedBayesPT
-from fedprompt.methods.pfedbayespt_d import PFedBayesPTD
-from fedprompt.methods.pfedbayespt_g import PFedBayesPTG
+from fedprompt.methods.pfedbayespt import Pass, PFedBayesPT, PFedBayesPTD, PFedBayesPTG
 
 D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT
 ALL = pytest.mark.parametrize("method", [D, G, FULL])
 MC = {"mixture": 0, "kl": "sampled"}
 
 
-def build(method: type[PFedBayesPTD], **params: Any) -> tuple[Federation, PFedBayesPTD, State]:
+def build(method: type[PFedBayesPT], **params: Any) -> tuple[Federation, PFedBayesPT, State]:
     """The toy, the method and what clients 0 and 2 hold before round 1."""
     federation = toy_federation(method, params)
-    assert isinstance(federation.method, PFedBayesPTD)
+    assert isinstance(federation.method, PFedBayesPT)
     return federation, federation.method, federation.theta(federation.start(), [0, 2])[1]
 
 
@@ -33,11 +31,18 @@ def batch_of(
     return federation.data.batch(clients, "train", [torch.arange(6)] * len(clients), rngs, stage)
 
 
-def loss_of(method: type[PFedBayesPTD], stage: str = "train", **params: Any) -> Tensor:
+def pass_of(
+    method: PFedBayesPT, theta: State, batch: Batch, mask: Tensor | None = None, noise: Tensor | None = None
+) -> Pass:
+    """One prompted pass; without mask and noise, that of the mean prompt."""
+    return method.forward(method.view(theta, batch), [mask], noise)
+
+
+def loss_of(method: type[PFedBayesPT], stage: str = "train", **params: Any) -> Tensor:
     federation, built, theta = build(method, **params)
     return built.loss(theta, batch_of(federation, stage=stage))
 
 
-def probabilities(method: type[PFedBayesPTD], **params: Any) -> Tensor:
+def probabilities(method: type[PFedBayesPT], **params: Any) -> Tensor:
     federation, built, theta = build(method, **params)
     return built.predict(theta, batch_of(federation, stage="evaluate")).exp()

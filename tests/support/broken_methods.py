@@ -57,8 +57,8 @@ class ServerWithHistory(HeadTune):
 
 
 @caught_by("logits")
-class TwoLogitsAClass(HeadTune):
-    """Two prompts a class doubled the classes."""
+class TwoLogitsPerClass(HeadTune):
+    """Two prompts per class doubled the number of logits."""
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
         return super().predict(theta, batch).repeat(1, 1, 2)
@@ -166,17 +166,17 @@ class LiveReferences(HeadTune):
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)
         self.model: State = {}
-        self.kept: list[State] = []
+        self.references: list[State] = []
 
     def upload(self, theta: State, received: State) -> State:
         for name in received:
             self.model.setdefault(name, torch.empty_like(theta[name])).copy_(theta[name])
-        self.kept.append(self.model)
+        self.references.append(self.model)
         return super().upload(theta, received)
 
     def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
-        kept, self.kept = self.kept, []
-        return {name: torch.cat([sent[name] for sent in kept]).mean(0) for name in server}
+        references, self.references = self.references, []
+        return {name: torch.cat([sent[name] for sent in references]).mean(0) for name in server}
 
 
 @caught_by("stacking")

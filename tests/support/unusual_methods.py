@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.model.backbone import shallow
 from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Stage, State
-from fedprompt.methods._headed import prompt_init
+from fedprompt.methods import Stage, State, prompt_init, shallow
 from fedprompt.methods.fedvpt import FedVPT
 
 
 class Generator(FedVPT):
-    """The server keeps a generator and one descriptor a client; what it sends is made for each client anew."""
+    """The server keeps a generator and one descriptor per client; what it sends is generated for each client."""
 
     def init_server(self, rng: torch.Generator) -> State:
         width = self.backbone.width

@@ -1,15 +1,17 @@
-"""The parameters of the three variants of pFedBayesPT, each with the choices that the paper leaves open."""
+"""The parameters of pFedBayesPT's three variants, with the choices that the paper leaves open."""
 
-from dataclasses import Field, dataclass, field
-from typing import Any
+import math
+from dataclasses import dataclass
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
-from fedprompt.methods._headed import PromptParams
+from fedprompt.methods._headed import PromptParams, revised
 from fedprompt.methods._token_encoder import ACTIVATIONS
 
 
 @dataclass(frozen=True)
-class InstanceParams(PromptParams):
+class DeterministicParams(PromptParams):
+    head_mode: str = revised(PromptParams, "head_mode", paper="global in Algorithm 1, local for unseen clients")
     encoder_lr: float = option(
         1e-3, "learning rate of the encoders", low=0, paper="tuned", grid=(1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
     )
@@ -37,9 +39,16 @@ class InstanceParams(PromptParams):
         "sampled", "prompts while a new client fits its head: as in training, or the mean", choices=("sampled", "mean")
     )
 
+    def __post_init__(self) -> None:
+        if self.mask_rescale and self.mask_position == "before_ln":
+            raise UserError(
+                "pfedbayespt: mask_rescale = true does nothing with mask_position = before_ln, because LN undoes it; "
+                "set mask_position=after_ln too."
+            )
+
 
 @dataclass(frozen=True)
-class GaussianParams(InstanceParams):
+class GaussianParams(DeterministicParams):
     cov: str = option("diag", "a variance for every number, or one for each layer", choices=("diag", "isotropic"))
     logvar_init: float | None = option(
         None, "first log-variance; none means -4, the prior's with vpt_scale, 0 with paper_literal", low=-10, high=4
@@ -61,16 +70,40 @@ class GaussianParams(InstanceParams):
     paper_literal: bool = option(False, "the formulas as printed: summed KL, weight 1, logvar_init 0; clip_norm 1")
     test_prompt: str = option("mean", "prompt at test, given a mask", choices=("mean", "sampled"), paper="mean")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kl == "analytic" and self.importance > 1:
+            raise UserError(
+                f"pfedbayespt: kl = analytic has no meaning inside importance = {self.importance} weights; "
+                "set kl=sampled."
+            )
 
-def _default(name: str, value: Any) -> Any:
-    """The option ``name`` of -G with another default."""
-    fields: dict[str, Field[Any]] = GaussianParams.__dataclass_fields__
-    return field(default=value, metadata=fields[name].metadata)
+    def beta(self, dimensions: int) -> float:
+        """Weight of log p(p|x) - log Omega(p) for a p of so many dimensions."""
+        if self.paper_literal:
+            return 1.0
+        return self.kl_weight / (dimensions if self.kl_reduction == "mean" else 1)
+
+    def largest_norm(self) -> float | None:
+        return 1.0 if self.paper_literal else self.clip_norm
+
+    def prior_logvar(self, patch_size: int, width: int) -> float:
+        """Log-variance of a Gaussian prior; a learned one starts there."""
+        vpt = math.sqrt(2 / (3 * patch_size**2 + width))  # std of prompt_init's draws
+        return 2 * math.log(vpt if self.prior == "vpt_scale" else self.prior_std)
+
+    def first_logvar(self, prior_logvar: float) -> float:
+        """Where the posterior's log-variance starts."""
+        if self.paper_literal:
+            return 0.0
+        if self.logvar_init is not None:
+            return self.logvar_init
+        return prior_logvar if self.prior == "vpt_scale" else -4.0
 
 
 @dataclass(frozen=True)
 class SemiImplicitParams(GaussianParams):
-    mask_keep_prob: float = _default("mask_keep_prob", 0.9)
-    mixture: int = _default("mixture", 1)
-    kl: str = _default("kl", "sampled")
-    samples: int = _default("samples", 5)
+    mask_keep_prob: float = revised(GaussianParams, "mask_keep_prob", default=0.9)
+    mixture: int = revised(GaussianParams, "mixture", default=1)
+    kl: str = revised(GaussianParams, "kl", default="sampled")
+    samples: int = revised(GaussianParams, "samples", default=5)
