@@ -2,7 +2,7 @@
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition, make_partition
-from fedprompt.datasets._plot import plot_partition
+from fedprompt.datasets._plot import heat_map, plot_partition, train_counts
 from fedprompt.datasets._prepare import Report
 from fedprompt.datasets._registry import dataset_names, describe_dataset, load_dataset, prepare
 from fedprompt.datasets._spec import PartitionSpec, parse_partition
@@ -14,9 +14,11 @@ __all__ = [
     "Report",
     "dataset_names",
     "describe_dataset",
+    "heat_map",
     "load_dataset",
     "make_partition",
     "parse_partition",
     "plot_partition",
     "prepare",
+    "train_counts",
 ]
