@@ -3,7 +3,7 @@
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._partition import Partition, make_partition
-from fedprompt.datasets._plot import plot_partition
+from fedprompt.datasets._plot import heat_map, plot_partition, train_counts
 from fedprompt.datasets._prepare import Preparation
 from fedprompt.datasets._registry import (
     dataset_names,
@@ -26,6 +26,7 @@ __all__ = [
     "Source",
     "dataset_names",
     "describe_dataset",
+    "heat_map",
     "is_prepared",
     "load_dataset",
     "load_labels",
@@ -33,4 +34,5 @@ __all__ = [
     "parse_partition",
     "plot_partition",
     "prepare",
+    "train_counts",
 ]

@@ -1,7 +1,8 @@
 """A picture of a partition: how many images of which class each client has."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,13 +12,17 @@ from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.image import AxesImage
 
 CELL = 0.28  # inches per cell, so that a printed label fits beside its row
-NAMED = 40  # more rows or columns than this get numbers instead of names
+NAMED = 40  # more clients, classes or domains than this are numbered, not named
+SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white means nothing at all
 
 
 def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
-    """Draw the train images per client and class, and per domain if there are several (PNG, PDF or SVG)."""
+    """Draw train images of every client by class and, where there are several, by domain (PNG, PDF or SVG)."""
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
@@ -30,8 +35,16 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
     figure = Figure(figsize=(sum(widths) + 2.2 * len(panels), height + 1.8), layout="constrained", dpi=150)
     axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
     for ax, (what, groups, names) in zip(axes, panels, strict=True):
-        rows = [np.bincount(np.asarray(groups)[part], minlength=len(names)) for part in partition.train]
-        _heat_map(ax, np.array(rows), what, names, partition.unseen)
+        counts = train_counts(partition, groups, len(names))
+        norm = Normalize(0, counts.max())
+        titles = [name.replace("_", " ") for name in names]
+        image = heat_map(ax, counts, what, titles, norm, named=NAMED, written=200)
+        if partition.num_clients <= NAMED:
+            clients = range(partition.num_clients)
+            ax.set_yticks(clients, [f"{k} unseen" if k in partition.unseen else str(k) for k in clients])
+        ax.set_ylabel("client")
+        ax.tick_params(labelsize=7)
+        figure.colorbar(image, ax=ax, label="train images", shrink=0.8)
     figure.suptitle(f"{dataset.name}: train images of {partition.num_clients} clients", fontsize=10)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,24 +53,29 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
         raise UserError(f"cannot write the picture {path}: {error.strerror}") from error
 
 
-def _heat_map(ax: "Axes", counts: np.ndarray, what: str, names: tuple[str, ...], unseen: tuple[int, ...]) -> None:
+def train_counts(partition: Partition, groups: Any, size: int) -> np.ndarray:
+    """Train images of every client (rows) in each of ``size`` groups; ``groups`` is that of every image."""
+    return np.array([np.bincount(np.asarray(groups)[indices], minlength=size) for indices in partition.train])
+
+
+def heat_map(
+    ax: "Axes", counts: np.ndarray, what: str, names: Sequence[str], norm: "Normalize", *, named: int, written: int
+) -> "AxesImage":
+    """Draw counts as shades, zero as white; the image is what a colour bar needs.
+
+    Up to ``named`` columns carry their names, more are numbered; maps of up to ``written`` cells show every count.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
-    clients, columns = counts.shape
-    # A single hue reads the same for colour-blind readers and in grey; white is left for cells without images.
-    shades = LinearSegmentedColormap.from_list("shades", ["#d6e6f4", "#4292c6", "#08306b"])
-    image = ax.imshow(np.ma.masked_equal(counts, 0), cmap=shades, vmin=0, vmax=counts.max(), aspect="auto")
-    ax.figure.colorbar(image, ax=ax, label="train images", shrink=0.8)
-    if counts.size <= 200:
+    columns, shades = counts.shape[1], LinearSegmentedColormap.from_list("shades", SHADES)
+    image = ax.imshow(np.ma.masked_equal(counts, 0), cmap=shades, norm=norm, aspect="auto", interpolation="nearest")
+    if counts.size <= written:
         for (row, column), count in np.ndenumerate(counts):
-            shade = "white" if count > 0.5 * counts.max() else "black"
-            ax.text(column, row, str(count) if count else "·", ha="center", va="center", fontsize=6, color=shade)
-    if columns <= NAMED:
-        ax.set_xticks(range(columns), [name.replace("_", " ") for name in names], rotation=60, ha="right")
-        ax.set_xlabel(what)
-    else:
-        ax.set_xlabel(f"{what} (number)")
-    if clients <= NAMED:
-        ax.set_yticks(range(clients), [f"{k} unseen" if k in unseen else str(k) for k in range(clients)])
-    ax.set_ylabel("client")
-    ax.tick_params(labelsize=7)
+            shade = "white" if norm(count) > 0.45 else "black"
+            ax.text(column, row, str(count or ""), ha="center", va="center", fontsize=6, color=shade)
+    ax.grid(visible=False)
+    ax.spines[:].set(visible=True, color="#666666")
+    if columns <= named:
+        ax.set_xticks(range(columns), names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_xlabel(what if columns <= named else f"{what} (number)")
+    return image

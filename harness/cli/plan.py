@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.text import bytes_text, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,7 @@ def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence
     done = f" ({whole['finished']} finished)" if whole["finished"] else ""
     console.print(
         f"{whole['cells']} cells{done}, {whole['images']:,} images seen, {scaled(whole['flops'], 'FLOP')}, "
-        f"{scaled(whole['bytes_sent'], 'B')} sent, [bold]{duration(seconds)}[/] {pace}",
+        f"{bytes_text(whole['bytes_sent'])} sent, [bold]{duration(seconds)}[/] {pace}",
         soft_wrap=True,
     )
     for note in (*(f"{note}." for note in notes), *LEGEND):
@@ -77,7 +78,7 @@ def _table(name: str, lines: Sequence[Line]) -> "Table":
         table.add_column(heading, justify="right", no_wrap=True)
     setting = None
     for line in lines:
-        payload = [scaled(line[key], "B") for key in ("activation_bytes", "bytes_down", "bytes_up")]
+        payload = [bytes_text(line[key]) for key in ("activation_bytes", "bytes_down", "bytes_up")]
         shown = "" if line["setting"] == setting else line["setting"]
         table.add_row(shown, line["title"], *(_work(line, payload) if line["cells"] else ["above", "", "", *payload]))
         setting = line["setting"]
@@ -90,21 +91,12 @@ def _work(line: Line, payload: Sequence[str]) -> list[str]:
     """The cells of a table's line from its number of cells on."""
     done = f"{line['finished']} of " if line["finished"] else ""
     counts = [f"{done}{line['cells']}", scaled(line["images"]), scaled(line["flops"])]
-    return [*counts, *payload, scaled(line["bytes_sent"], "B"), duration(line["seconds"])]
+    return [*counts, *payload, bytes_text(line["bytes_sent"]), duration(line["seconds"])]
 
 
 def _sums(lines: Sequence[Line]) -> Line:
     keys = ("cells", "finished", "images", "flops", "bytes_sent", "seconds")
     return {key: sum(line[key] for line in lines) for key in keys}
-
-
-def scaled(value: float, unit: str = "") -> str:
-    """Three digits and a prefix, in steps of a thousand."""
-    for prefix in ("", "k", "M", "G", "T", "P", "E"):
-        if value < 999.5 or prefix == "E":
-            break
-        value /= 1000
-    return f"{value:.3g} {prefix}{unit}".rstrip()
 
 
 def duration(seconds: float) -> str:

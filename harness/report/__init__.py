@@ -1,10 +1,16 @@
 """From recorded runs to tables and figures: `fedprompt report`.
 
-    collect   numbers, from MLflow alone           tables, ablation, published, notes   a document of them
-    records   accuracies of every client           terminal, markdown, latex, html      the document, written
-    figures   drawn from both
+    collect, records             frames of results, client records and rounds, by one read of MLflow
+    accuracies                   which clients and rounds count, for tables and figures alike
+    tables, ablation             the tables of results
+    published, doubts            printed values beside ours, and what is doubtful about them
+    notes, compose, document     what a reader must know; all of it in one document that no format has shaped yet
+    figures/                     curves, clients, cost, tuning: drawn in one style, written as PNG and PDF
+    writers/                     the document for the terminal, as Markdown, LaTeX and HTML
+    write                        all of the above in order
 
-Whoever has the tracking URI gets the same report, to the byte.
+Tables need only the tracking URI, the tuned values and the printed ones. Figures of partitions and of compute also need
+the data sets; a figure whose data are not at hand is left out with a note.
 """
 
 from fedprompt.harness.report.write import write_report

@@ -1,10 +1,10 @@
-"""The ablation: differences against one row, paired, with their spread over seeds and over clients.
+"""The ablation: differences from one row, paired, with their spread over seeds and over clients.
 
 Two questions, two columns. How steady is the difference when partition, selection and initialisation change? The
-difference of each seed, their mean and sample standard deviation. How sure is its sign over clients? A client's
-accuracy is its mean over the reported rounds; differences are taken between the same client of the same seed, averaged
-over seeds, and a t interval is put around the mean over clients. Clients weigh the same, and those that never took part
-count as the cell's `never_sampled` says. The interval speaks about clients like these, not about further seeds.
+difference of each seed, their mean and sample standard deviation. How sure is its sign over clients? Differences are
+taken between the same client of the same seed (`accuracies.client_accuracies`), averaged over seeds, and a t interval
+is put around their mean over clients. All clients weigh the same. The interval speaks about clients like these, not
+about further seeds.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,10 @@ import pandas as pd
 from scipy import stats
 
 from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.report.accuracies import client_accuracies
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, ranked
-from fedprompt.harness.report.tables import result, row_titles, signed, slug
+from fedprompt.harness.report.tables import result_entry, row_titles, signed, slug
 
 CONFIDENCE = 0.95
 NOTES = (
@@ -29,51 +30,48 @@ NOTES = (
 )
 
 
-class Paired(NamedTuple):
-    """The difference of one row against the reference of its setting, in points."""
+class PairedDifference(NamedTuple):
+    """The difference of one row from the reference of its setting, in points."""
 
-    seeds: Mapping[int, float]  # the difference of each seed that both have finished
+    by_seed: Mapping[int, float]  # of each seed that both have finished
     clients: int  # how many the interval rests on
     low: float
     high: float
 
     @property
     def values(self) -> pd.Series:
-        return pd.Series(list(self.seeds.values()), dtype=float)
+        return pd.Series(list(self.by_seed.values()), dtype=float)
 
 
-def paired_differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> dict[tuple[int, str], Paired]:
-    """By number of the setting and key of the row; the reference itself has none."""
-    found = {}
-    for column, setting in enumerate(suite.settings):
-        if setting.kind != "ablation" or not setting.reference:
-            continue
+PairedDifferences = Mapping[tuple[int, str], PairedDifference]  # by number of the setting and key of the row
+
+
+def paired_differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> PairedDifferences:
+    """Those of all ablations; the reference itself has none."""
+    studies = {
+        column: setting.reference
+        for column, setting in enumerate(suite.settings)
+        if setting.kind == "ablation" and setting.reference
+    }
+    accuracies = client_accuracies(suite.settings, records[records["column"].isin(studies)])
+    paired = {}
+    for column, reference in studies.items():
         cells = results[(results["column"] == column) & (results["status"] == "finished")]
         averages = {str(key): part.set_index("seed")["average"] for key, part in cells.groupby("row")}
-        accuracies = client_accuracies(suite, records[records["column"] == column], column)
-        if setting.reference not in averages:
+        if reference not in averages:
             continue
-        for key in averages.keys() - {setting.reference}:
-            by_seed = ((averages[key] - averages[setting.reference]) * 100).dropna()
-            clients = _over_seeds(accuracies, key, setting.reference)
-            found[column, key] = Paired(
-                dict(zip(by_seed.index, by_seed, strict=True)), len(clients), *t_interval(clients)
+        clients = accuracies[accuracies["column"] == column]
+        by_row = clients.pivot(index=["seed", "client"], columns="row", values="accuracy")
+        for key in averages.keys() - {reference}:
+            by_seed = ((averages[key] - averages[reference]) * 100).dropna()
+            by_client = _client_differences(by_row, key, reference)
+            paired[column, key] = PairedDifference(
+                dict(zip(by_seed.index, by_seed, strict=True)), len(by_client), *t_interval(by_client)
             )
-    return found
+    return paired
 
 
-def client_accuracies(suite: Suite, records: pd.DataFrame, column: int) -> pd.DataFrame:
-    """Each client's mean accuracy over the reported rounds; index (seed, client), a column a row's key."""
-    setting = suite.settings[column]
-    protocol = suite.cell(setting, setting.rows[0], suite.seeds[0]).protocol
-    counted = records[~records["unseen"].astype(bool) & (records["samples"] == 0)]
-    counted = counted[counted["round"] > protocol.rounds - protocol.last]
-    if protocol.never_sampled == "exclude":
-        counted = counted[counted["participated"].astype(bool)]
-    return counted.pivot_table(index=["seed", "client"], columns="row", values="accuracy", aggfunc="mean")
-
-
-def _over_seeds(accuracies: pd.DataFrame, key: str, reference: str) -> pd.Series:
+def _client_differences(accuracies: pd.DataFrame, key: str, reference: str) -> pd.Series:
     """The paired difference of each client in points, mean over the seeds that both rows have."""
     if key not in accuracies or reference not in accuracies:
         return pd.Series(dtype=float)
@@ -85,32 +83,35 @@ def t_interval(values: pd.Series) -> tuple[float, float]:
     """The confidence interval of the mean; nothing is known from fewer than two values."""
     if len(values) < 2:
         return float("nan"), float("nan")
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean() - half), float(values.mean() + half)
+    # Scaled here, because scipy answers nan where all values are equal.
+    low, high = (
+        edge * values.std(ddof=1) / len(values) ** 0.5 for edge in stats.t.interval(CONFIDENCE, len(values) - 1)
+    )
+    return float(values.mean() + low), float(values.mean() + high)
 
 
-def with_paired(summary: pd.DataFrame, paired: Mapping[tuple[int, str], Paired]) -> pd.DataFrame:
+def with_paired(summary: pd.DataFrame, paired: PairedDifferences) -> pd.DataFrame:
     """The summary with the columns `paired_...` for rows of an ablation."""
     rows = [paired.get(key) for key in zip(summary["column"], summary["row"], strict=True)]
-    nothing = float("nan")
+    nan = float("nan")
     return summary.assign(
-        paired_difference=[pair.values.mean() if pair else nothing for pair in rows],
-        paired_std=[pair.values.std(ddof=1) if pair else nothing for pair in rows],
-        paired_seeds=[len(pair.seeds) if pair else nothing for pair in rows],
-        paired_low=[pair.low if pair else nothing for pair in rows],
-        paired_high=[pair.high if pair else nothing for pair in rows],
-        paired_clients=[pair.clients if pair else nothing for pair in rows],
+        paired_difference=[pair.values.mean() if pair else nan for pair in rows],
+        paired_std=[pair.values.std(ddof=1) if pair else nan for pair in rows],
+        paired_seeds=[len(pair.by_seed) if pair else nan for pair in rows],
+        paired_low=[pair.low if pair else nan for pair in rows],
+        paired_high=[pair.high if pair else nan for pair in rows],
+        paired_clients=[pair.clients if pair else nan for pair in rows],
     )
 
 
-def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: Mapping[tuple[int, str], Paired]) -> Grid:
-    """Average, then the difference against the reference: over seeds, of each seed, over clients."""
+def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: PairedDifferences) -> Grid:
+    """Average, then the difference from the reference: over seeds, of each seed, over clients."""
     titles = row_titles(part)
     columns: list[Column] = []
     for column in part["column"].unique():
         setting = suite.settings[column]
         by_row = {number["row"]: number for _, number in part[part["column"] == column].iterrows()}
-        averages = [result(by_row[key]) if key in by_row else Entry("") for key in titles]
+        averages = [result_entry(by_row[key]) if key in by_row else Entry("") for key in titles]
         columns.append(Column(setting.label, METRICS["average"], ranked(averages)))
         if setting.reference:
             pairs = {key: paired.get((column, key)) for key in titles if key in by_row}
@@ -119,7 +120,7 @@ def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: Mapping[tuple
 
 
 def _difference_columns(
-    label: str, titles: Mapping[str, str], reference: str, pairs: Mapping[str, Paired | None], seeds: int
+    label: str, titles: Mapping[str, str], reference: str, pairs: Mapping[str, PairedDifference | None], seeds: int
 ) -> list[Column]:
     rows = []
     for key in titles:
@@ -128,13 +129,13 @@ def _difference_columns(
             rows.append([""] * 4)
         elif key == reference:
             rows.append(["reference", "", "", ""])
-        elif pair is None or not pair.seeds:
+        elif pair is None or not pair.by_seed:
             rows.append([MISSING] * 4)
         else:
-            spread = "" if len(pair.seeds) < 2 else f"±{pair.values.std(ddof=1):.2f}"
-            spread += "" if len(pair.seeds) == seeds else f" ({len(pair.seeds)}/{seeds})"
+            spread = "" if len(pair.by_seed) < 2 else f"±{pair.values.std(ddof=1):.2f}"
+            spread += "" if len(pair.by_seed) == seeds else f" ({len(pair.by_seed)}/{seeds})"
             interval = MISSING if pd.isna(pair.low) else f"{signed(pair.low)} to {signed(pair.high)}"
-            each = ", ".join(map(signed, pair.seeds.values()))
+            each = ", ".join(map(signed, pair.by_seed.values()))
             rows.append([signed(pair.values.mean()) + spread, each, interval, str(pair.clients)])
     heads = ("Difference", "Each seed", "95 % CI", "Clients")
     texts = zip(*rows, strict=True)

@@ -1,16 +1,26 @@
-"""Numbers of a suite from MLflow alone: a row a planned cell, then a row a number of the tables."""
+"""What MLflow holds of a suite, as frames, and the numbers of the tables: means over seeds.
+
+The suite is expanded once and its runs are searched once. Everything comes from MLflow but one thing: the reason of a
+failure that MLflow has not heard of is read from the run folder, where there is one.
+"""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import FAILED, run_folder
-from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.cells.suite import Planned, Suite
+from fedprompt.harness.federation.metrics import with_accuracy
+from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
 from fedprompt.harness.tracking.store import find_runs
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 METRICS = {
     "average": "Average",
@@ -28,56 +38,95 @@ EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}
 COSTS = ("rounds_counted", "never_sampled", "floats_down", "floats_up", "seconds_per_round")
 NUMBERS = (*METRICS, *EXCLUDE.values(), *COSTS)
 TAGS = {"commit": "git_commit", "partition_hash": "partition_hash", "data_checksum": "data_checksum"}
-PLACE = ["table", "kind", "column", "setting", "row", "title"]  # what the seeds of one number share
+STATUS = {"FINISHED": "finished", "FAILED": "failed"}  # of MLflow's; all others count as missing
 
 
-def load_results(uri: str, cells: Sequence[Cell]) -> pd.DataFrame:
-    """A row a cell, in order: what it is, `status` (finished, failed, missing), and its numbers if it is finished."""
-    runs = find_runs(uri, cells)
-    rows = []
-    for cell in cells:
-        run = runs.get(cell.hash)
-        status = {"FINISHED": "finished", "FAILED": "failed"}.get(run.info.status, "missing") if run else "missing"
-        tags = run.data.tags if run else {}
-        metrics = run.data.metrics if run and status == "finished" else {}
-        rows.append(
-            {
-                "cell": cell.hash,
-                "method": cell.method,
-                "dataset": cell.dataset,
-                "partition": cell.partition,
-                "seed": cell.seed,
-                "status": status,
-                "reason": tags.get("failure", "") if status == "failed" else "",
-                "code": cell.code,
-                **{name: tags.get(tag, "") if status == "finished" else "" for name, tag in TAGS.items()},
-                **{name: metrics.get(name, float("nan")) for name in NUMBERS},
-            }
-        )
-    return pd.DataFrame(rows)
+class Place(NamedTuple):
+    """Where an entry stands in the tables: what the seeds of one number share."""
+
+    table: str
+    kind: str
+    column: int  # number of the setting, because labels may repeat
+    setting: str  # its label
+    row: str  # key
+    title: str
 
 
-def collect(suite: Suite, uri: str, out: Path | None = None) -> pd.DataFrame:
-    """The results of a suite, each with its place in the tables.
+PLACE = list(Place._fields)
 
-    A failure that MLflow did not hear of is looked up in the run folders of ``out``.
-    """
-    planned = list(suite.planned())
-    results = load_results(uri, [entry.cell for entry in planned])
-    places = [
-        (setting.table, setting.kind, suite.settings.index(setting), setting.label, row.key, row.title)
+
+@dataclass(frozen=True)
+class Recorded:
+    """A suite and what MLflow holds of its cells; every frame begins with the columns of `Place`."""
+
+    suite: Suite
+    planned: tuple[Planned, ...]
+    results: pd.DataFrame  # one row per planned entry: status (finished, failed, missing) and the numbers if finished
+    records: pd.DataFrame  # one row per finished entry, evaluated round and client: counts and accuracy
+    rounds: pd.DataFrame  # one row per finished entry and round: the cohort's loss and payload, diagnostics
+
+
+def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
+    """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``."""
+    planned = tuple(suite.planned())
+    hashes = [entry.cell.hash for entry in planned]
+    cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
+    runs = find_runs(uri, cells.values())
+    finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
+    places = _places(suite, planned)
+    rows = [_result(key, entry, runs.get(key), out) for key, entry in zip(hashes, planned, strict=True)]
+    results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
+    heads = [
+        {**place._asdict(), "cell": key, "seed": entry.cell.seed}
+        for place, key, entry in zip(places, hashes, planned, strict=True)
+    ]
+    records = with_accuracy(_placed(heads, read_records(uri, finished), RECORD_COLUMNS))
+    return Recorded(suite, planned, results, records, _placed(heads, read_rounds(uri, finished), ROUND_COLUMNS))
+
+
+def _places(suite: Suite, planned: Sequence[Planned]) -> list[Place]:
+    columns = {id(setting): suite.settings.index(setting) for setting in suite.settings}
+    return [
+        Place(setting.table, setting.kind, columns[id(setting)], setting.label, row.key, row.title)
         for setting, row, _ in planned
     ]
-    results = pd.concat([pd.DataFrame(places, columns=PLACE), results], axis=1)
-    for index, (_, _, cell) in enumerate(planned):
-        note = run_folder(out, cell) / FAILED if out else None
-        if note and results.loc[index, "status"] == "missing" and note.exists():
-            results.loc[index, ["status", "reason"]] = ["failed", json.loads(note.read_text())["reason"]]
-    return results
+
+
+def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> dict[str, Any]:
+    cell = entry.cell
+    status = STATUS.get(run.info.status, "missing") if run else "missing"
+    tags, metrics = (run.data.tags, run.data.metrics) if run and status == "finished" else ({}, {})
+    reason = run.data.tags.get("failure", "") if run and status == "failed" else ""
+    note = run_folder(out, cell) / FAILED if out and status == "missing" else None
+    if note and note.exists():
+        status, reason = "failed", json.loads(note.read_text())["reason"]
+    return {
+        "cell": key,
+        "method": cell.method,
+        "dataset": cell.dataset,
+        "partition": cell.partition,
+        "seed": cell.seed,
+        "status": status,
+        "reason": reason,
+        "code": cell.code,
+        **{name: tags.get(tag, "") for name, tag in TAGS.items()},
+        **{name: metrics.get(name, float("nan")) for name in NUMBERS},
+    }
+
+
+def _placed(
+    heads: Sequence[Mapping[str, Any]], files: Mapping[str, pd.DataFrame], columns: Sequence[str]
+) -> pd.DataFrame:
+    """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice."""
+    names = [*PLACE, "cell", "seed"]
+    frames = [files[head["cell"]].assign(**head) for head in heads if head["cell"] in files]
+    # Concatenated with others, an empty frame would blur their types.
+    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*names, *columns])
+    return frame[[*names, *(name for name in frame if name not in names)]]
 
 
 def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """A row a table, setting, row and metric: mean and sample standard deviation over seeds, in percent."""
+    """One row per place and metric: mean and sample standard deviation over seeds, in percent."""
     rows = []
     for place, cells in results.groupby(PLACE, sort=False):
         finished = cells[cells["status"] == "finished"]
@@ -107,5 +156,5 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def short_commit(commit: str) -> str:
-    """Twelve digits, and whether files differed."""
+    """Twelve digits, and `-dirty` where files differed from the commit."""
     return re.sub(r"^([0-9a-f]{12})[0-9a-f]*", r"\1", commit)

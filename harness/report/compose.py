@@ -1,6 +1,6 @@
 """What a report says, in which order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,21 +9,20 @@ import pandas as pd
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report import notes, tables
-from fedprompt.harness.report.ablation import Paired, ablation, paired_differences, with_paired
+from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Document, Grid, Section
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
 
 if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import Figure
+    from fedprompt.harness.report.figures.write import WrittenFigure
 
-Differences = Mapping[tuple[int, str], Paired]
 PUBLISHED = "Beside the published values"
 
 
-def summarise(
+def summarise_suite(
     suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path
-) -> tuple[pd.DataFrame, Differences]:
+) -> tuple[pd.DataFrame, PairedDifferences]:
     """Every number of the tables in one frame, and the paired differences of the ablations."""
     paired = paired_differences(suite, results, records)
     summary = with_published(suite, summarise_seeds(results), load_published(out))
@@ -31,14 +30,18 @@ def summarise(
 
 
 def compose(
-    suite: Suite, results: pd.DataFrame, summary: pd.DataFrame, paired: Differences, figures: Sequence["Figure"]
+    suite: Suite,
+    results: pd.DataFrame,
+    summary: pd.DataFrame,
+    paired: PairedDifferences,
+    figures: Sequence["WrittenFigure"],
 ) -> Document:
     sections = [
         *(Section(grid.title, grids=(grid,)) for grid in _results(suite, summary, paired)),
         *_published(suite, summary),
         Section("How to read the numbers", tuple(notes.reading(suite, results))),
         *([Section("Figures", figures=tuple(figures))] if figures else []),
-        *([notes.tuned_section(suite)] if suite.tuned else []),
+        *([notes.tuned_section(suite, results)] if suite.tuned else []),
         notes.provenance(suite, results),
     ]
     names = iter(tables.unique(grid.name for section in sections for grid in section.grids))
@@ -46,7 +49,7 @@ def compose(
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
 
 
-def _results(suite: Suite, summary: pd.DataFrame, paired: Differences) -> Iterator[Grid]:
+def _results(suite: Suite, summary: pd.DataFrame, paired: PairedDifferences) -> Iterator[Grid]:
     simple = {"heterogeneity": tables.heterogeneity, "unseen": tables.unseen, "vsweep": tables.vsweep}
     for title, kind, part in tables.tables_of(summary):
         yield simple[kind](title, part) if kind in simple else ablation(suite, title, part, paired)

@@ -1,4 +1,4 @@
-"""A report in no particular language: what the terminal, Markdown, LaTeX and HTML all print."""
+"""A report in no particular format: what the terminal, Markdown, LaTeX and HTML all print."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import Figure
+    from fedprompt.harness.report.figures.write import WrittenFigure
 
 MISSING = "–"
 FAILED = "failed"
@@ -57,7 +57,7 @@ class Grid:
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
     corner: str = "Method"
-    caution: str = ""  # stands above the table, for who sees nothing else
+    caution: str = ""  # stands above the table, for readers who see only this table
     notes: tuple[Note, ...] = ()
 
     @property
@@ -65,20 +65,20 @@ class Grid:
         return [(setting, list(columns)) for setting, columns in groupby(self.columns, lambda c: c.setting)]
 
     def parts(self, width: int) -> list["Grid"]:
-        """The same as few tables of ``width`` characters, as even as possible; settings are cut only if they must."""
+        """As few tables of at most ``width`` characters as possible, evenly filled; settings stay whole if they fit."""
         room = width - max(len(self.corner), *map(len, self.rows))
-        cut = _cut(self._kept_together(), room) or _cut([[column] for column in self.columns], room)
+        cut = _cut(self._unsplit(), room) or _cut([[column] for column in self.columns], room)
         return [replace(self, columns=tuple(part)) for part in cut or [[column] for column in self.columns]]
 
-    def _kept_together(self) -> list[list[Column]]:
-        """What is not cut: the columns of a setting, with what follows them without a metric of its own."""
-        kept: list[list[Column]] = []
+    def _unsplit(self) -> list[list[Column]]:
+        """Columns that stay together: those of a setting, with any that follow without a metric."""
+        blocks: list[list[Column]] = []
         for setting, columns in self.groups:
-            if kept and not any(column.metric for column in columns):
-                kept[-1] += columns
+            if blocks and not any(column.metric for column in columns):
+                blocks[-1] += columns
             else:
-                kept += [columns] if setting else [[column] for column in columns]
-        return kept
+                blocks += [columns] if setting else [[column] for column in columns]
+        return blocks
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Section:
     title: str
     text: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    figures: tuple["Figure", ...] = ()
-    folded: bool = False  # for who wants to check: closed on the page, not printed in the terminal
+    figures: tuple["WrittenFigure", ...] = ()
+    folded: bool = False  # for readers who check details: closed on the page, not printed in the terminal
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Document:
 
 
 def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:
-    """The groups in as few rows as fit ``room``; nothing where one group alone does not."""
+    """The groups in as few rows as fit ``room``; empty where a single group does not fit."""
     for count in range(1, len(groups) + 1):
         size = -(-len(groups) // count)
         rows = [list(chain(*groups[start : start + size])) for start in range(0, len(groups), size)]
@@ -112,11 +112,3 @@ def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """Mark the best value and the second; equal ones share the mark."""
     order = sorted({entry.value for entry in entries if entry.value is not None}, reverse=True)[:2]
     return tuple(replace(e, rank=order.index(e.value) + 1) if e.value in order else e for e in entries)
-
-
-def bytes_text(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

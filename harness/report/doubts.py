@@ -1,6 +1,6 @@
 """What is doubtful about printed numbers: footnotes of the tables that stand beside them.
 
-Each names what it is about by the columns of `results/paper/*.csv`; an empty field is about everything.
+Each says by the columns of `results/paper/*.csv` which numbers it is about; an empty field matches all of them.
 """
 
 from collections.abc import Mapping

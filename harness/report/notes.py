@@ -1,17 +1,18 @@
-"""What a reader must know to judge the numbers: warnings, how to read, tuned values, where they come from."""
+"""What a reader must know to judge the numbers: warnings, how to read them, tuned values, where they come from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.datasets import parse_partition
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
-LISTED = 20  # failures that are told one by one
+LISTED = 20  # failures that are listed one by one
 
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
@@ -45,7 +46,7 @@ def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:
         ("Backbone", f"{spec.name}, {spec.image_size} px, weights {spec.weights}"),
         ("Seeds", ", ".join(map(str, suite.seeds))),
         ("Cells", f"{finished['cell'].nunique()} of {results['cell'].nunique()} finished"),
-        ("Learning rates", _tuned_share(suite)),
+        ("Learning rates", _tuned_share(suite, results)),
         ("Code", f"fedprompt-bench {', commit '.join([code, *commits])}"),
     ]
 
@@ -77,12 +78,13 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     return lines
 
 
-def tuned_section(suite: Suite) -> Section:
+def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
     """The values that tuning chose, by method and setting."""
-    settings = dict.fromkeys((setting.dataset, _partition(suite, setting)) for setting in suite.settings)
+    # Canonical, as tuned values are stored.
+    settings = dict.fromkeys((s.dataset, str(parse_partition(s.partition))) for s in suite.settings)
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
-        Column(dataset, partition, tuple(Entry(_chosen(suite.tuned.get((m, dataset, partition)))) for m, _ in methods))
+        Column(dataset, partition, tuple(Entry(_values(suite.tuned.get((m, dataset, partition)))) for m, _ in methods))
         for dataset, partition in settings
     )
     grid = Grid(
@@ -92,29 +94,24 @@ def tuned_section(suite: Suite) -> Section:
         columns,
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
-    text = f"{_tuned_share(suite)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
+    text = f"{_tuned_share(suite, results)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
     return Section("Tuned values", (text[0].upper() + text[1:],), (grid,), folded=True)
 
 
-def _tuned_share(suite: Suite) -> str:
+def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
     if not suite.tuned:
         return "untuned: the suite's or the methods' own"
-    cells = suite.cells()
-    count = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
+    cells = results.drop_duplicates("cell")[["method", "dataset", "partition"]]
+    count = sum(key in suite.tuned for key in cells.itertuples(index=False, name=None))
     return f"tuned on held-out data: {count} of {len(cells)} cells"
 
 
-def _chosen(values: Mapping[str, Any] | None) -> str:
+def _values(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items()) if values else MISSING
 
 
-def _partition(suite: Suite, setting: Setting) -> str:
-    """Canonical, as tuned values are kept."""
-    return suite.cell(setting, setting.rows[0], suite.seeds[0]).partition
-
-
 def provenance(suite: Suite, results: pd.DataFrame) -> Section:
-    """Who has what, as a hash for each setting and seed; all methods of a table must show the same."""
+    """Who has what, as one hash per setting and seed; all methods of a table must show the same."""
     hashes = _hashes(results)
     lines = list(dict.fromkeys((key[0], key[1]) for key in hashes))
     columns = [
@@ -132,12 +129,12 @@ def provenance(suite: Suite, results: pd.DataFrame) -> Section:
 
 
 def _hashes(results: pd.DataFrame) -> dict[tuple[str, str, int], list[str]]:
-    """The partition hashes that finished runs of each data set, partition and seed recorded; one, if all is well."""
+    """Partition hashes of the finished runs of each data set, partition and seed; one each, if all is well."""
     keys = zip(results["dataset"], results["partition"], results["seed"], strict=True)
-    found: dict[tuple[str, str, int], set[str]] = {}
+    hashes: dict[tuple[str, str, int], set[str]] = {}
     for key, text in zip(keys, results["partition_hash"], strict=True):
-        found.setdefault(key, set()).update([text] if text else [])
-    return {key: sorted(texts) for key, texts in found.items()}
+        hashes.setdefault(key, set()).update([text] if text else [])
+    return {key: sorted(texts) for key, texts in hashes.items()}
 
 
 def _hash_entry(hashes: Sequence[str]) -> Entry:

@@ -1,7 +1,7 @@
 """Printed values beside ours.
 
-They are read from `<out>/paper`, else from `results/paper` of the checkout, else from the installed package; where they
-are nowhere, these tables are left out and a note says so.
+They are read from `<out>/paper`, else from `results/paper` of the checkout, else from the installed package. Where none
+has them, these tables are left out and a note says so.
 """
 
 import itertools
@@ -15,14 +15,15 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.report.accuracies import protocol_of
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
 from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
-from fedprompt.harness.report.tables import result, row_titles, signed, slug
+from fedprompt.harness.report.tables import result_entry, row_titles, signed, slug
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"
-PRINTED_AS = {"fedpr-s": "FedPR", "fedpr-d": "FedPR"}  # where the title is another
+PRINTED_AS = {"fedpr-s": "FedPR", "fedpr-d": "FedPR"}  # by method, where the paper has another title
 # The tables in which each kind of setting is printed, and their name for each of our metrics.
 PRINTED_IN = {
     "heterogeneity": ({1, 2}, {"average": "Average", "worst_local": "Worst Local"}),
@@ -34,8 +35,8 @@ CAUTION = "Not comparable, for orientation only"
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """What the paper did."""
+class PaperProtocol:
+    """How the paper ran the data set, where it may differ from ours."""
 
     dataset: str
     clients: int
@@ -50,8 +51,8 @@ class Protocol:
 
 
 PAPER = {
-    "DomainNet": Protocol("domainnet", 6, 1.0, 1.0),
-    "CIFAR-100": Protocol("cifar100", 100, 0.05, 0.1),
+    "DomainNet": PaperProtocol("domainnet", 6, 1.0, 1.0),
+    "CIFAR-100": PaperProtocol("cifar100", 100, 0.05, 0.1),
 }
 
 
@@ -67,15 +68,15 @@ def load_published(out: Path) -> pd.DataFrame | None:
 
 def with_published(suite: Suite, summary: pd.DataFrame, printed: pd.DataFrame | None) -> pd.DataFrame:
     """The summary with `published`, `difference` (ours minus theirs, in points) and `doubts` about the former."""
-    found = [_find(suite, number, printed) for number in summary.to_dict("records")]
-    values = [float("nan") if theirs is None else float(theirs["value"]) for theirs in found]
-    doubts = [() if theirs is None else tuple(d.text for d in DOUBTS if d.about(theirs)) for theirs in found]
+    rows = [_printed_row(suite, number, printed) for number in summary.to_dict("records")]
+    values = [float("nan") if theirs is None else float(theirs["value"]) for theirs in rows]
+    doubts = [() if theirs is None else tuple(d.text for d in DOUBTS if d.about(theirs)) for theirs in rows]
     about = pd.Series(doubts, summary.index, dtype=object)
     return summary.assign(published=values, difference=summary["mean"] - values, doubts=about)
 
 
-def _find(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None) -> Mapping[Any, Any] | None:
-    """The printed value of one of our numbers. Variants of a method have none."""
+def _printed_row(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None) -> Mapping[Any, Any] | None:
+    """The row of the paper's CSV that holds one of our numbers. Variants of a method have none."""
     setting = suite.settings[number["column"]]
     if printed is None or not setting.published or number["row"] != number["method"]:
         return None
@@ -92,13 +93,13 @@ def _find(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None)
 
 
 def about_papers(suite: Suite) -> list[str]:
-    """What is to be known about the printed values as a whole."""
+    """What to know about the printed values as a whole."""
     names = dict.fromkeys(setting.published for setting in suite.settings)
     return [GENERAL, *(DATA[name] for name in names if name in DATA)]
 
 
 def published_grids(suite: Suite, summary: pd.DataFrame) -> Iterator[Grid]:
-    """A table for each of ours and each metric that has printed values: ours, the paper's, the difference."""
+    """One table per table of ours and metric that has printed values: ours, the paper's, the difference."""
     for (table, _, metric), part in summary.groupby(["table", "kind", "metric"], sort=False):
         rows, columns = (part.groupby(by)["published"].transform("count") > 0 for by in ("row", "column"))
         if (rows & columns).any():
@@ -117,7 +118,7 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
             for head, entries in zip(("Ours", "Paper", "Difference"), zip(*trios, strict=True), strict=True)
         ]
     settings = [suite.settings[column] for column in part["column"].unique()]
-    changes = _joined(itertools.chain(*(differences(suite, setting) for setting in settings)))
+    changes = _joined(itertools.chain(*(protocol_differences(suite, setting) for setting in settings)))
     return Grid(
         f"{slug(table)}-published-{metric.replace('_', '-')}",
         f"{table}: {METRICS[metric]} beside the published values",
@@ -130,7 +131,7 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
 
 def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, Entry]:
     """Ours, theirs with the letters of its doubts, the difference."""
-    ours = result(number)
+    ours = result_entry(number)
     if pd.isna(number["published"]):
         return ours, Entry(MISSING), Entry(MISSING)
     marks = "".join(sorted(letters[text] for text in number["doubts"]))
@@ -138,22 +139,21 @@ def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, 
     return ours, Entry(f"{number['published']:.2f}", marks=marks), Entry(difference)
 
 
-class Change(NamedTuple):
+class ProtocolDifference(NamedTuple):
     what: str
     ours: str
     theirs: str
 
 
-def differences(suite: Suite, setting: Setting) -> list[Change]:
-    """What a setting does otherwise than the paper whose values stand beside it; nothing, if they are comparable."""
+def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDifference]:
+    """Where a setting departs from the paper whose values stand beside it; empty if they are comparable."""
     paper = PAPER.get(setting.published)
     if paper is None:
-        return [Change("protocol", "of this suite", f"that of {setting.published} is not known here")]
-    cell = suite.cell(setting, setting.rows[0], suite.seeds[0])
-    rules, spec, backbone = cell.protocol, parse_partition(cell.partition), cell.backbone
+        return [ProtocolDifference("protocol", "of this suite", f"that of {setting.published} is not known here")]
+    rules, spec, backbone = protocol_of(setting), parse_partition(setting.partition), suite.backbone
     share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
     compared = {  # ours, the paper's
-        "data set": (cell.dataset.replace(paper.dataset, setting.published), setting.published),
+        "data set": (setting.dataset.replace(paper.dataset, setting.published), setting.published),
         "backbone": ("ViT-B/16" if backbone.name.startswith(paper.backbone) else backbone.name, "ViT-B/16"),
         "weights": ("random" if backbone.weights == "random" else "pretrained", "pretrained"),
         "image size": (backbone.image_size, paper.image_size),
@@ -166,11 +166,13 @@ def differences(suite: Suite, setting: Setting) -> list[Change]:
         "test images a class and client": (spec.test_shots or "all", "all"),
         "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
     }
-    return [Change(name, str(ours), str(theirs)) for name, (ours, theirs) in compared.items() if ours != theirs]
+    return [
+        ProtocolDifference(name, str(ours), str(theirs)) for name, (ours, theirs) in compared.items() if ours != theirs
+    ]
 
 
-def _joined(changes: Iterable[Change]) -> str:
-    """Changes of several settings as one text, each thing named once."""
+def _joined(changes: Iterable[ProtocolDifference]) -> str:
+    """The differences of several settings as one text, each named once."""
     ours: dict[tuple[str, str], list[str]] = {}
     for change in changes:
         values = ours.setdefault((change.what, change.theirs), [])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from fedprompt.harness.core.text import bytes_text
 from fedprompt.harness.report.collect import METRICS
-from fedprompt.harness.report.document import FAILED, MISSING, Column, Entry, Grid, bytes_text, ranked
+from fedprompt.harness.report.document import FAILED, MISSING, Column, Entry, Grid, ranked
 
 
 def tables_of(summary: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
@@ -26,7 +27,7 @@ def unseen(title: str, part: pd.DataFrame) -> Grid:
 
 
 def vsweep(title: str, part: pd.DataFrame) -> Grid:
-    """A column a V; a row a method and setting."""
+    """One column per V, one row per method and setting."""
     lines = part.drop_duplicates(["column", "row"])[["column", "setting", "row", "title"]]
     several = lines["column"].nunique() > 1
     names = [f"{line.title}, {line.setting}" if several else str(line.title) for line in lines.itertuples()]
@@ -54,29 +55,30 @@ def row_titles(part: pd.DataFrame) -> dict[str, str]:
 
 
 def _entries(numbers: pd.DataFrame, keys: Sequence[Any]) -> tuple[Entry, ...]:
-    """An entry a key of the frame's index; a row that a setting does not have is empty."""
-    return tuple(result(numbers.loc[key]) if key in numbers.index else Entry("") for key in keys)
+    """One entry per key of the frame's index; a row that a setting does not have is empty."""
+    return tuple(result_entry(numbers.loc[key]) if key in numbers.index else Entry("") for key in keys)
 
 
-def result(number: pd.Series) -> Entry:
+def result_entry(number: pd.Series) -> Entry:
     """Mean and deviation of one number, or why there is none."""
     if number["status"] == "failed":
         return Entry(FAILED)
     if number["status"] != "finished" or pd.isna(number["mean"]):
         return Entry(MISSING)
-    text, without = spread(number["mean"], number["std"]), spread(number["mean_exclude"], number["std_exclude"])
+    text = mean_and_spread(number["mean"], number["std"])
+    without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
     if number["seeds"] < number["seeds_expected"]:
         return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below)
     return Entry(text, below, round(number["mean"], 2))
 
 
-def spread(mean: float, std: float) -> str:
+def mean_and_spread(mean: float, std: float) -> str:
     return f"{mean:.2f}" + ("" if pd.isna(std) else f"±{std:.2f}")
 
 
 def signed(difference: float) -> str:
-    """With its sign, also where it rounds to nothing."""
+    """With its sign, even where it rounds to zero."""
     return f"{difference:+.2f}".replace("-", "−")
 
 
@@ -91,14 +93,14 @@ def _sent(part: pd.DataFrame, keys: Sequence[str]) -> Column:
 
 
 def slug(title: str) -> str:
-    """A file's name from a heading: what stands before the first bracket."""
+    """A file name from the part of a heading before the first bracket."""
     return re.sub(r"[^a-z0-9]+", "-", title.partition("(")[0].lower()).strip("-") or "table"
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """The names in order, later ones numbered where they repeat."""
-    given: list[str] = []
+    """The names in order; repeated ones get a number."""
+    numbered: list[str] = []
     for name in names:
-        numbered = (f"{name}-{count}" if count > 1 else name for count in itertools.count(1))
-        given.append(next(candidate for candidate in numbered if candidate not in given))
-    return given
+        candidates = (f"{name}-{count}" if count > 1 else name for count in itertools.count(1))
+        numbered.append(next(candidate for candidate in candidates if candidate not in numbered))
+    return numbered

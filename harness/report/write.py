@@ -9,9 +9,8 @@ from rich.console import Console
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.compose import compose, summarise
+from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.figures.write import write_figures
-from fedprompt.harness.report.records import load_records, load_rounds
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
 FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "metric"]
@@ -19,18 +18,18 @@ FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "metric"
 
 def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file."""
-    planned = list(suite.planned())
-    results, records, rounds = collect(suite, uri, out), load_records(uri, planned), load_rounds(uri, planned)
+    recorded = collect(suite, uri, out)
+    results = recorded.results
     folder = out / "report" / suite.name
     shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
     (folder / "figures").mkdir(parents=True)
-    summary, paired = summarise(suite, results, records, out)
-    figures = write_figures(suite, results, records, rounds, folder / "figures", _tuning(suite, uri))
+    summary, paired = summarise_suite(suite, results, recorded.records, out)
+    figures = write_figures(recorded, summary, folder / "figures", _tuning(suite, uri))
     document = compose(suite, results, summary, paired, figures)
     _write(folder / "report.md", markdown.render(document, folder))
     _write(folder / "index.html", html.render(document))
     latex.write(document, folder)
-    _write(folder / "tables.csv", _long(suite, summary))
+    _write(folder / "tables.csv", _tables_csv(suite, summary))
     _write(folder / "cells.csv", _csv(results.drop(columns="column")))
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
@@ -38,7 +37,7 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
 
 
 def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
-    """What was tried before the tuned values were chosen; Optuna, which this imports, takes its time."""
+    """What was tried before the tuned values were chosen; imported late, because Optuna takes its time."""
     if not suite.tuned:
         return None
     from fedprompt.harness.tuning.search import tuning_frame
@@ -46,8 +45,8 @@ def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
     return tuning_frame(uri, suite)
 
 
-def _long(suite: Suite, summary: pd.DataFrame) -> str:
-    """A line a number, at full precision."""
+def _tables_csv(suite: Suite, summary: pd.DataFrame) -> str:
+    """One line per number, at full precision."""
     frame = summary.assign(suite=suite.name, doubts=[" ".join(texts) for texts in summary["doubts"]])
     return _csv(frame[[*FIRST, *(name for name in frame if name not in (*FIRST, "column"))]])
 

@@ -20,7 +20,7 @@ seeds = [0, 1]
 protocol = { rounds = 2, epochs = 1, last = 1, eval_every = 1, sweep = true }
 
 [[settings]]
-table = "Feature shift (glyph-domains, m styles a client)"
+table = "Feature shift (glyph-domains, m styles per client)"
 dataset = "glyph-domains"
 partition = "domains:m={m},shots=1,test_shots=2"
 m = [2, 6]

@@ -14,7 +14,7 @@ def page(browser: Any, results: Path) -> Any:
     return browser
 
 
-def test_tables_have_a_row_a_method(page: Any) -> None:
+def test_tables_have_one_row_per_method(page: Any) -> None:
     table = page.find_elements("css selector", "table")[0]
     first = [row.text for row in table.find_elements("css selector", "tbody tr > :first-child")]
     assert first == ["Head-Tune", "FedVPT", "pFedBayesPT"]

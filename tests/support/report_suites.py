@@ -14,10 +14,10 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.suite import Row, Setting, Suite
 from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.report import write_report
-from fedprompt.harness.report.collect import NUMBERS
-from fedprompt.harness.report.compose import compose, summarise
+from fedprompt.harness.report.collect import NUMBERS, Recorded
+from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
-from fedprompt.harness.report.figures.write import Figure
+from fedprompt.harness.report.figures.write import WrittenFigure
 from fedprompt.harness.tracking.tracker import sync
 from fedprompt.methods import registry
 from support.run_folders import BACKBONE, done_folder
@@ -60,7 +60,7 @@ def every_kind(seeds: tuple[int, ...] = (0, 1)) -> Suite:
 
 
 def run_all(suite: Suite, uri: str, out: Path, leave: int = 0) -> None:
-    """Finish every cell but the last ``leave``; each has accuracies of its own, unseen clients and all V."""
+    """Finish every cell but the last ``leave``; each with its own accuracies, unseen clients and all V."""
     cells = suite.cells()
     for place, cell in enumerate(cells[: len(cells) - leave]):
         levels = [[0.3 + 0.01 * place, 0.5], [0.4, 0.6 + 0.01 * cell.seed]]
@@ -94,7 +94,7 @@ def row_of(text: str, title: str) -> list[str]:
 
 
 def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
-    """What `collect` would give for a suite whose cells are all finished, with these numbers in the suite's order."""
+    """The results of a suite whose cells are all finished, with these numbers in the suite's order."""
     lines = [
         {
             **dict.fromkeys(NUMBERS, float("nan")),
@@ -110,7 +110,7 @@ def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
 
 
 def records_frame(suite: Suite, accuracies: dict[tuple[int, str, int], Sequence[Sequence[float]]]) -> pd.DataFrame:
-    """What `load_records` would give; accuracies of rounds 1, 2, ... and clients by (column, row, seed)."""
+    """Records from the accuracies of rounds 1, 2, ... and clients, by (column, row, seed)."""
     columns = ["column", "row", "seed", "round", "client", "accuracy"]
     lines = [
         (column, row, seed, round_, client, accuracy)
@@ -119,6 +119,11 @@ def records_frame(suite: Suite, accuracies: dict[tuple[int, str, int], Sequence[
         for client, accuracy in enumerate(clients)
     ]
     return pd.DataFrame(lines, columns=columns).assign(participated=True, unseen=False, samples=0)
+
+
+def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:
+    """As if these frames had been collected."""
+    return Recorded(suite, tuple(suite.planned()), results, records, rounds)
 
 
 def a_document(folder: Path) -> Document:
@@ -132,9 +137,11 @@ def a_document(folder: Path) -> Document:
     results.loc[1, "status"] = "failed"
     results.loc[2, "status"] = "missing"
     records = records_frame(suite, {(2, key, 0): [[0.5, 0.6]] * 2 for key in ("pfedbayespt", "no-mixture")})
-    summary, paired = summarise(suite, results, records, folder)
+    summary, paired = summarise_suite(suite, results, records, folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    figure = Figure("dot", "A dot & more", "A dot: 100 %.", folder / "figures/dot.png", folder / "figures/dot.pdf")
+    figure = WrittenFigure(
+        "dot", "A dot & more", "A dot: 100 %.", folder / "figures/dot.png", folder / "figures/dot.pdf"
+    )
     canvas = matplotlib.figure.Figure(figsize=(1, 1))
     for path in (figure.png, figure.pdf):
         canvas.savefig(path)

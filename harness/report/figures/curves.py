@@ -6,32 +6,33 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedprompt.harness.cells.suite import Setting, Suite
-from fedprompt.harness.report.figures.style import GREY, PAGE, Canvas, Picture, label_y, legend, looks, panels
+from fedprompt.harness.report.accuracies import round_accuracies
+from fedprompt.harness.report.figures.style import GREY, PAGE, DrawnFigure, label_y, legend, looks, panels
 
-VALUES = re.compile(r"average_samples_(\d+)")
-PUBLISHED_V = 5  # draws behind the paper's numbers
-PUBLISHED = {("DomainNet", "m=6"): 89.90, ("CIFAR-100", "s=50"): 82.21}  # pFedBayesPT, Average, in percent
-MOST = 6  # panels of a figure
+DRAWS = re.compile(r"average_samples_(\d+)")
+MOST_PANELS = 6  # of one figure
 BAND = 0.13  # opacity, so that thirteen bands leave the lines visible
 
 
-def figures_rounds(suite: Suite, records: pd.DataFrame, rounds: pd.DataFrame) -> Iterator[Picture]:
-    """Accuracy of the evaluated rounds and the training loss of all, a panel a setting."""
+def figures_rounds(suite: Suite, records: pd.DataFrame, rounds: pd.DataFrame) -> Iterator[DrawnFigure]:
+    """Accuracy of the evaluated rounds and training loss of all rounds, with one panel per setting."""
     note = "Mean over seeds; bands: ± one sample standard deviation over seeds."
-    for page in pages(per_round_and_seed(suite, main_settings(records))):
-        canvas = _over_rounds(suite, page.frame, "average accuracy (%)")
+    accuracies = round_accuracies(suite.settings, main_settings(records))
+    for part in figure_parts(suite, accuracies.assign(value=100 * accuracies["accuracy"])):
+        figure = _over_rounds(suite, part.frame, "average accuracy (%)")
         caption = f"Test accuracy over communication rounds, mean over clients, where it was evaluated. {note}"
-        yield Picture(f"accuracy-rounds{page.suffix}", f"Accuracy over rounds{page.about}", caption, canvas)
-    for page in pages(main_settings(rounds).rename(columns={"loss": "value"}).dropna(subset=["value"])):
-        canvas = _over_rounds(suite, page.frame, "training loss (nats)", may_be_log=True)
+        yield DrawnFigure(f"accuracy-rounds{part.suffix}", f"Accuracy over rounds{part.about}", caption, figure)
+    for part in figure_parts(suite, main_settings(rounds).rename(columns={"loss": "value"}).dropna(subset=["value"])):
+        figure = _over_rounds(suite, part.frame, "training loss (nats)", may_be_log=True)
         caption = (
             "Training loss over communication rounds, mean over the round's cohort, as each method defines it "
             f"(penalties included: levels compare within a method, not between methods). {note}"
         )
-        yield Picture(f"loss-rounds{page.suffix}", f"Training loss over rounds{page.about}", caption, canvas)
+        yield DrawnFigure(f"loss-rounds{part.suffix}", f"Training loss over rounds{part.about}", caption, figure)
 
 
 def main_settings(frame: pd.DataFrame) -> pd.DataFrame:
@@ -40,115 +41,118 @@ def main_settings(frame: pd.DataFrame) -> pd.DataFrame:
     return main if len(main) else frame
 
 
-class Page(NamedTuple):
-    """What goes into one figure, and how its name and its title end."""
+class FigurePart(NamedTuple):
+    """What goes into one figure, and how its name and title end."""
 
     frame: pd.DataFrame
     suffix: str = ""
     about: str = ""
 
 
-def pages(frame: pd.DataFrame) -> Iterator[Page]:
-    """All settings in one figure, or a figure a table where they would not fit on a printed page."""
+def figure_parts(suite: Suite, frame: pd.DataFrame) -> Iterator[FigurePart]:
+    """All settings in one figure, or one figure per table where they would not fit on a printed page."""
     if frame.empty:
         return
-    if frame["column"].nunique() <= MOST:
-        yield Page(frame)
+    if frame["column"].nunique() <= MOST_PANELS:
+        yield FigurePart(frame)
         return
-    for number, (table, part) in enumerate(frame.groupby("table", sort=False), start=1):
-        yield Page(part, f"-{number}", f": {table}")
-
-
-def per_round_and_seed(suite: Suite, records: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting, row, seed and round; `value` is the mean accuracy of the clients that train, in percent."""
-    if records.empty:
-        return records
-    own = records[~records["unseen"].astype(bool) & (records["samples"] == 0)]
-    left_out = [i for i, setting in enumerate(suite.settings) if setting.protocol.get("never_sampled") == "exclude"]
-    own = own[own["participated"].astype(bool) | ~own["column"].isin(left_out)]
-    keys = ["table", "column", "row", "title", "seed", "round"]
-    return (100 * own.groupby(keys, sort=False)["accuracy"].mean()).rename("value").reset_index()
+    tables = frame["column"].map(lambda column: suite.settings[column].table)
+    for number, (table, part) in enumerate(frame.groupby(tables, sort=False), start=1):
+        yield FigurePart(part, f"-{number}", f": {table}")
 
 
 def setting_name(setting: Setting) -> str:
     return f"{setting.dataset.rpartition('/')[2]}, {setting.label}"  # of `folder:PATH` the last part
 
 
-def shown(suite: Suite, frame: pd.DataFrame) -> dict[str, str]:
-    """Titles of the rows that ``frame`` has, by key, in the tables' order."""
+def titles_shown(suite: Suite, frame: pd.DataFrame) -> dict[str, str]:
+    """Titles of the rows in ``frame``, by key, in the tables' order."""
     return {row.key: row.title for row in suite.rows if (frame["row"] == row.key).any()}
 
 
 def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **drawn: Any) -> None:
     """The mean over seeds as a line, one sample standard deviation to each side as a band."""
     stats = frame.groupby(over)[value].agg(["mean", "std"]).sort_index()
-    # Many points are marked in equal distances along the line: the last rounds are all evaluated and lie close.
+    # Many points are marked at equal distances along the line: the last rounds are all evaluated and lie close.
     ax.plot(stats.index, stats["mean"], label=label, markevery=1 if len(stats) <= 12 else 0.15, **drawn)
     if stats["std"].notna().any():
         low, high = stats["mean"] - stats["std"], stats["mean"] + stats["std"]
         ax.fill_between(stats.index, low, high, color=drawn.get("color"), alpha=BAND, linewidth=0)
 
 
-def _over_rounds(suite: Suite, frame: pd.DataFrame, ylabel: str, may_be_log: bool = False) -> Canvas:
-    columns, chosen = sorted(frame["column"].unique()), looks(suite.rows)
-    canvas, axes = panels(len(columns))
+def _over_rounds(suite: Suite, frame: pd.DataFrame, ylabel: str, may_be_log: bool = False) -> Figure:
+    columns, row_looks = sorted(frame["column"].unique()), looks(suite.rows)
+    figure, axes = panels(len(columns))
     for ax, column in zip(axes, columns, strict=True):
         here = frame[frame["column"] == column]
-        for key, title in shown(suite, here).items():
-            band(ax, here[here["row"] == key], "round", "value", title, **chosen[key].drawn())
+        for key, title in titles_shown(suite, here).items():
+            band(ax, here[here["row"] == key], "round", "value", title, **row_looks[key].drawn())
         if may_be_log and here["value"].min() > 0 and here["value"].max() > 30 * here["value"].min():
             ax.set_yscale("log")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.set(title=setting_name(suite.settings[column]), xlabel="round")
         label_y(ax, ylabel)
-    legend(canvas, shown(suite, frame), chosen)
-    return canvas
+    legend(figure, titles_shown(suite, frame), row_looks)
+    return figure
 
 
-def figures_vsweep(suite: Suite, results: pd.DataFrame) -> Iterator[Picture]:
-    """Accuracy over V and its difference to V=1, seed by seed, a line of panels a setting."""
+def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+    """Accuracy over V and its difference to V=1, seed by seed, with one row of panels per setting."""
     swept = sweep(results)
     if swept.empty:
         return
-    columns, chosen = sorted(swept["column"].unique()), looks(suite.rows)
-    canvas = Canvas(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
-    for (left, right), column in zip(canvas.subplots(len(columns), 2, squeeze=False), columns, strict=True):
+    columns, row_looks = sorted(swept["column"].unique()), looks(suite.rows)
+    figure = Figure(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
+    for (left, right), column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
         setting, here = suite.settings[column], swept[swept["column"] == column]
-        for key, title in shown(suite, here).items():
-            own = here[here["row"] == key]
-            band(left, own, "draws", "value", title, **chosen[key].drawn())
-            band(right, own, "draws", "gain", title, **chosen[key].drawn())
-        printed = published_point(setting)
-        if printed is not None:
-            left.plot(PUBLISHED_V, printed, "*", color=GREY, markersize=8, label="published (V=5)")
+        for key, title in titles_shown(suite, here).items():
+            row = here[here["row"] == key]
+            band(left, row, "draws", "value", title, **row_looks[key].drawn())
+            band(right, row, "draws", "gain", title, **row_looks[key].drawn())
+        for draws, printed in published_points(setting, summary[summary["column"] == column]):
+            left.plot(draws, printed, "*", color=GREY, markersize=8, label=f"published (V={draws})")
             left.legend(loc="best")
         right.axhline(0, color=GREY, linewidth=0.8)
         left.set(title=setting_name(setting), ylabel="average accuracy (%)")
         right.set(title=f"{setting_name(setting)}: against V=1", ylabel="difference (points)")
         for ax in (left, right):
             ax.set(xlabel="averaged draws V", xticks=sorted(here["draws"].unique()))
-    legend(canvas, shown(suite, swept), chosen)
+    legend(figure, titles_shown(suite, swept), row_looks)
     caption = (
         "Accuracy with the mean of V predictions, all from one training and nested draws. Left: mean over seeds; "
         "right: difference to V=1 of the same seed. Bands: ± one sample standard deviation over seeds, on the right of "
         "the paired differences."
     )
-    yield Picture("v-sweep", "Accuracy over the number of draws V", caption, canvas)
+    yield DrawnFigure("v-sweep", "Accuracy over the number of draws V", caption, figure)
 
 
 def sweep(results: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting, row, seed and V of V-sweeps: accuracy (`value`, in percent) and `gain` over the seed's V=1."""
-    found = {name: int(match[1]) for name in results if (match := VALUES.fullmatch(str(name)))}
-    own = results[(results["kind"] == "vsweep") & (results["status"] == "finished")]
+    """One row per setting, row, seed and V: accuracy (`value`, in percent) and `gain` over V=1 of the same seed."""
+    draws_of = {name: draws for name in results if (draws := _draws(str(name)))}
+    finished = results[(results["kind"] == "vsweep") & (results["status"] == "finished")]
     keys = ["column", "row", "title", "seed"]
-    long = own.melt(keys, list(found), "draws", "value").dropna(subset=["value"])
-    long = long.assign(draws=long["draws"].map(found).astype(int), value=100 * long["value"].astype(float))
+    long = finished.melt(keys, list(draws_of), "draws", "value").dropna(subset=["value"])
+    long = long.assign(draws=long["draws"].map(draws_of).astype(int), value=100 * long["value"].astype(float))
     first = long[long["draws"] == 1].set_index(keys)["value"].rename("first")
     long = long.join(first, on=keys)
     return long.assign(gain=long["value"] - long["first"]).sort_values([*keys, "draws"], ignore_index=True)
 
 
-def published_point(setting: Setting) -> float | None:
-    """The paper's value at V=5, only for the data it was measured on: glyphs that mirror them do not count."""
-    plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in (setting.dataset, setting.published)]
-    return PUBLISHED.get((setting.published, setting.label)) if plain[0] == plain[1] else None
+def published_points(setting: Setting, numbers: pd.DataFrame) -> list[tuple[int, float]]:
+    """V and the paper's value, only for the data it was measured on: glyphs that mirror them do not count.
+
+    ``numbers`` are those of the setting in the summary, with the printed values beside them.
+    """
+    dataset, printed_for = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (setting.dataset, setting.published))
+    if dataset != printed_for:
+        return []
+    printed = numbers.dropna(subset=["published"])
+    return [
+        (_draws(metric), float(value)) for metric, value in zip(printed["metric"], printed["published"], strict=True)
+    ]
+
+
+def _draws(metric: str) -> int:
+    """The number of draws V in a metric's name; 0 where it has none."""
+    match = DRAWS.fullmatch(metric)
+    return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""How every figure looks: one look a row of the tables, sizes for print, files that do not change from run to run."""
+"""How every figure looks: one look per row of the tables, sizes for print, files that do not change between runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedprompt.harness.cells.suite import Row
@@ -70,17 +70,17 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure that is drawn and not yet written."""
+class DrawnFigure:
+    """A figure that is drawn but not yet written; ``name`` is that of its files, without the ending."""
 
     name: str
     title: str
     caption: str
-    canvas: Canvas
+    figure: Figure
 
 
 def looks(rows: Sequence[Row]) -> dict[str, Look]:
-    """By the row's key. A method looks the same in every suite, whatever else is shown; variants come after."""
+    """By the row's key. A method looks the same in every suite, whatever else is shown; variants take what is left."""
     known = registry().names()
     order = [*known, *(row.key for row in rows if row.key not in known)]
     # 7 colours, 13 markers and a line style that changes with every turn of the colours: 91 different pairs.
@@ -96,44 +96,44 @@ def print_style() -> Iterator[None]:
         yield
 
 
-def panels(count: int, height: float = 2.1, **shared: Any) -> tuple[Canvas, list[Axes]]:
-    """A page wide figure of ``count`` panels, two or three in a row, or one of a single column's width."""
+def panels(count: int, height: float = 2.1, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels, two or three in a row across the page; a single one is as wide as a column."""
     across = 2 if count == 4 else min(count, 3)
     down = -(-count // across)
-    canvas = Canvas(figsize=(COLUMN if count == 1 else PAGE, height * down), layout="constrained")
-    axes = canvas.subplots(down, across, squeeze=False, **shared).flatten().tolist()
+    figure = Figure(figsize=(COLUMN if count == 1 else PAGE, height * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, **shared).flatten().tolist()
     for ax in axes[count:]:
         ax.remove()
-    return canvas, axes[:count]
+    return figure, axes[:count]
 
 
 def label_y(ax: Axes, text: str) -> None:
-    """Once a line of panels, for they show the same quantity."""
+    """Only in the first panel of a row, because all of them show the same quantity."""
     place = ax.get_subplotspec()
     if place is not None and place.is_first_col():
         ax.set_ylabel(text)
 
 
-def legend(canvas: Canvas, rows: Mapping[str, str], chosen: Mapping[str, Look], lines: bool = True) -> None:
+def legend(figure: Figure, rows: Mapping[str, str], row_looks: Mapping[str, Look], lines: bool = True) -> None:
     """Below all panels: titles of ``rows`` (by key), in as many columns as the figure's width has room for."""
-    handles = [Line2D([], [], label=title, **chosen[key].drawn(line=lines)) for key, title in rows.items()]
-    width, height = canvas.get_size_inches()
+    handles = [Line2D([], [], label=title, **row_looks[key].drawn(line=lines)) for key, title in rows.items()]
+    width, height = figure.get_size_inches()
     columns = next(n for n in range(len(rows), 0, -1) if n == 1 or _legend_width(list(rows.values()), n) <= width)
-    canvas.set_size_inches(width, height + 0.16 * -(-len(rows) // columns) + 0.05)
-    canvas.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.2)
+    figure.set_size_inches(width, height + 0.16 * -(-len(rows) // columns) + 0.05)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.2)
 
 
 def _legend_width(titles: list[str], columns: int) -> float:
-    """Inches, about: the line, the gaps and the longest title of every column."""
+    """In inches, roughly: the line, the gaps and the longest title of every column."""
     return sum(0.5 + 0.052 * max(map(len, column)) for column in np.array_split(titles, columns))
 
 
-def save(picture: Picture, folder: Path) -> tuple[Path, Path]:
-    """PNG and PDF, laid out once, with nothing in them that depends on the day."""
-    canvas, png, pdf = picture.canvas, folder / f"{picture.name}.png", folder / f"{picture.name}.pdf"
-    canvas.set_dpi(PNG_DPI)
-    canvas.draw_without_rendering()
-    canvas.set_layout_engine("none")
-    canvas.savefig(png, dpi=PNG_DPI, metadata={"Software": None})
-    canvas.savefig(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None})
+def save(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
+    """Write PNG and PDF, laid out once, with nothing in them that depends on the day."""
+    figure, png, pdf = drawn.figure, folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
+    figure.set_dpi(PNG_DPI)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    figure.savefig(png, dpi=PNG_DPI, metadata={"Software": None})
+    figure.savefig(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None})
     return png, pdf

@@ -4,16 +4,20 @@ from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fedprompt.harness.cells.suite import Row
-from fedprompt.harness.report.figures.style import Canvas, Look, Picture, label_y, legend, looks, panels
+from fedprompt.harness.report.figures.style import DrawnFigure, Look, label_y, legend, looks, panels
 
 ABOUT = ("method", "title", "dataset", "partition", "setting", "value", "state", "chosen")
 ON_A_GRID = 8  # more values than this come from a sampler, not from a grid
 
 
-def figures_tuning(frame: pd.DataFrame) -> Iterator[Picture]:
-    """A figure a searched parameter, a panel a setting, a line a method; ``frame`` is that of `tuning_frame`."""
+def figures_tuning(frame: pd.DataFrame) -> Iterator[DrawnFigure]:
+    """One figure per searched parameter, with one panel per setting and one line per method.
+
+    ``frame`` is that of `tuning_frame`.
+    """
     tried = frame.dropna(subset=["value"]) if len(frame) else frame
     for name in [str(column) for column in tried if column not in ABOUT]:
         varied = tried.groupby("method")[name].transform("nunique") > 1
@@ -22,21 +26,23 @@ def figures_tuning(frame: pd.DataFrame) -> Iterator[Picture]:
                 f"Validation accuracy over {name}, on held-out training data and tuning seeds; where other parameters "
                 "were searched too, the best over them. Rings: the chosen values."
             )
-            yield Picture(f"tuning-{name.replace('_', '-')}", f"Tuning of {name}", caption, _over(tried[varied], name))
+            yield DrawnFigure(
+                f"tuning-{name.replace('_', '-')}", f"Tuning of {name}", caption, _over(tried[varied], name)
+            )
 
 
-def _over(tried: pd.DataFrame, name: str) -> Canvas:
+def _over(tried: pd.DataFrame, name: str) -> Figure:
     titles: dict[str, str] = dict(tried[["method", "title"]].drop_duplicates().itertuples(index=False))
-    chosen = looks([Row(key, title, key) for key, title in titles.items()])
+    row_looks = looks([Row(key, title, key) for key, title in titles.items()])
     values = sorted(tried[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
-    # A grid's values stand evenly, whatever they are; those of a sampler where they belong.
+    # Values of a grid are spaced evenly, whatever they are; those of a sampler lie where they belong.
     grid = len(values) <= ON_A_GRID
     places = {value: place if grid else value for place, value in enumerate(values)}
     settings = tried.groupby(["dataset", "partition", "setting"], sort=False)
-    canvas, axes = panels(settings.ngroups)
+    figure, axes = panels(settings.ngroups)
     for ax, ((dataset, _, label), here) in zip(axes, settings, strict=True):
-        for key, own in here.groupby("method", sort=False):
-            _line(ax, own.assign(place=own[name].map(places)), chosen[str(key)])
+        for key, trials in here.groupby("method", sort=False):
+            _line(ax, trials.assign(place=trials[name].map(places)), row_looks[str(key)])
         if grid:
             ax.set_xticks(list(places.values()), [_text(value) for value in values])
             ax.set_xlim(-0.3, len(values) - 0.7)
@@ -44,16 +50,21 @@ def _over(tried: pd.DataFrame, name: str) -> Canvas:
             ax.set_xscale("log")
         ax.set(title=f"{dataset}, {label}", xlabel=name)
         label_y(ax, "validation accuracy (%)")
-    legend(canvas, titles, chosen)
-    return canvas
+    legend(figure, titles, row_looks)
+    return figure
 
 
-def _line(ax: Axes, own: pd.DataFrame, look: Look) -> None:
-    best = 100 * own.groupby("place")["value"].max().sort_index()
+def _line(ax: Axes, trials: pd.DataFrame, look: Look) -> None:
+    best = 100 * trials.groupby("place")["value"].max().sort_index()
     ax.plot(best.index, best, **look.drawn())
-    picked = own[own["chosen"].astype(bool)]
+    best_trials = trials[trials["chosen"].astype(bool)]
     ax.plot(
-        picked["place"], 100 * picked["value"], "o", markersize=8, markerfacecolor="none", markeredgecolor=look.colour
+        best_trials["place"],
+        100 * best_trials["value"],
+        "o",
+        markersize=8,
+        markerfacecolor="none",
+        markeredgecolor=look.colour,
     )
 
 

@@ -42,7 +42,7 @@ SPECIAL = {
 
 
 def write(document: Document, folder: Path) -> None:
-    """Write `report.tex` and a file a table into ``folder``; tables of an earlier report go."""
+    """Write `report.tex` and one file per table into ``folder``; tables of an earlier report are removed."""
     tables = folder / "tables"
     tables.mkdir(parents=True, exist_ok=True)
     for old in tables.glob("*.tex"):
@@ -66,7 +66,7 @@ def render(document: Document, folder: Path) -> str:
 
 
 def _section(section: Section, folder: Path) -> list[str]:
-    # A box keeps the caption with its table; what may be too tall for one begins a page.
+    # A box keeps the caption with its table; a table that may be too tall for a box begins a page.
     tall = [_lines(grid) > PAGE for grid in section.grids]
     lines = ["", r"\clearpage" if tall[:1] == [True] else "", f"\\section*{{{escape(section.title)}}}"]
     lines += [f"{escape(line)}\\par" for line in section.text]
@@ -90,7 +90,7 @@ def _section(section: Section, folder: Path) -> list[str]:
 
 
 def _lines(grid: Grid) -> int:
-    """About how many lines a table takes."""
+    """Roughly how many lines a table takes."""
     below = sum(any(column.entries[row].below for column in grid.columns) for row in range(len(grid.rows)))
     text = sum(1 + len(note.text) // WIDTH for note in grid.notes) + len(grid.caution) // WIDTH
     return len(grid.parts(WIDTH)) * (len(grid.rows) + below + 4) + text + 3
@@ -150,6 +150,6 @@ def _entry(entry: Entry) -> str:
 
 
 def escape(text: str) -> str:
-    """No character of the text is a command; one that the font lacks becomes a question mark."""
+    """Text in which no character is a command; a character that the font lacks becomes a question mark."""
     escaped = "".join(SPECIAL.get(char, char) for char in " ".join(text.split()))
     return re.sub(r"[^\x20-\x7e\xa0-\xff]", "?", escaped)

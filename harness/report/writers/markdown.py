@@ -56,5 +56,5 @@ def _sup(marks: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text of ours or of an error message: no character of it is markup."""
+    """Text in which no character is markup, whether ours or an error message's."""
     return re.sub(r"([\\`*_<>|~]|\](?=\())", r"\\\1", " ".join(text.split()))

@@ -13,7 +13,7 @@ STYLES = {1: "bold", 2: "underline"}
 def show(document: Document, console: Console) -> None:
     """Print with rich; a table wider than the terminal is continued below itself.
 
-    What is for checking only, or cannot be compared, is left to the files.
+    Folded sections and tables that cannot be compared are left to the files.
     """
     for section in document.sections:
         if section.folded:

@@ -18,7 +18,7 @@ from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.cli import main
-from fedprompt.harness.cli.plan import duration, scaled
+from fedprompt.harness.cli.plan import duration
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.federation.clients import ClientData
@@ -337,11 +337,6 @@ def test_the_command_prints_tables_a_total_and_what_was_assumed(
     assert "at 1 GFLOPS" in told
     assert "cifar100 is not at hand: 500 train and 100 test images a class." in told
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("value", "shown"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5.6e18, "5.6 EB")])
-def test_large_numbers_have_prefixes(value: float, shown: str) -> None:
-    assert scaled(value, "B") == shown
 
 
 def test_time_is_told_in_what_one_would_say() -> None:

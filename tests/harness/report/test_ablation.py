@@ -38,7 +38,7 @@ def test_differences_are_taken_seed_by_seed() -> None:
     suite = a_study()
     paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, ACCURACIES))
     assert paired.keys() == {(0, D)}  # none for the reference
-    assert paired[0, D].seeds == pytest.approx({0: 20.0, 1: 0.0})
+    assert paired[0, D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
 
 
 def test_interval_is_over_clients_of_the_mean_over_seeds() -> None:
@@ -54,7 +54,7 @@ def test_interval_of_one_seed() -> None:
     results.loc[results["seed"] == 1, "status"] = "missing"
     records = records_frame(suite, {key: table for key, table in ACCURACIES.items() if key[2] == 0})
     paired = paired_differences(suite, results, records)[0, D]
-    assert paired.seeds == pytest.approx({0: 20.0})
+    assert paired.by_seed == pytest.approx({0: 20.0})
     half = T2 * 10 / math.sqrt(3)  # of 10, 20 and 30
     assert (paired.low, paired.high) == pytest.approx((20 - half, 20 + half), abs=1e-4)
 

@@ -1,24 +1,28 @@
 """From MLflow to frames; over seeds every wrong order gives another number."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import mlflow
 import pytest
-from support.report_suites import a_setting, a_suite, every_kind, results_frame, run_all
+from support.report_suites import a_setting, a_suite, every_kind, report, results_frame, run_all
 from support.run_folders import done_folder
 
 from fedprompt.harness.cells.folder import note_failure, run_folder
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.report.collect import collect, load_results, short_commit, summarise_seeds
+from fedprompt.harness.report.collect import collect, short_commit, summarise_seeds
 from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
-def test_a_row_a_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:
-    first, second = a_suite().cells()
-    done_folder(tmp_path, first, [[0.5, 0.9], [0.3, 0.7]])
+def test_one_row_per_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt", "head-tune"))
+    done_folder(tmp_path, suite.cells()[1], [[0.5, 0.9], [0.3, 0.7]])
     sync(tmp_path, uri)
     shutil.rmtree(tmp_path / "runs")
-    results = load_results(uri, [second, first])
+    results = collect(suite, uri).results
     assert results["method"].tolist() == ["fedvpt", "head-tune"]
     assert results["status"].tolist() == ["missing", "finished"]
     assert results["average"].tolist()[1] == pytest.approx(0.6)
@@ -26,12 +30,35 @@ def test_a_row_a_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:
     assert results["partition_hash"].tolist() == ["", "0123456789abcdef"]
 
 
+def test_mlflow_is_searched_once_and_the_suite_expanded_once(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path)
+    calls: Counter[str] = Counter()
+
+    def counted(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(mlflow.MlflowClient, "search_runs")
+    counted(Suite, "planned")
+    counted(Suite, "cell")
+    report(suite, uri, tmp_path)
+    assert calls == {"search_runs": 1, "planned": 1, "cell": 16}  # one data set; rows and seeds of every setting
+
+
 def test_worst_local_is_minimum_in_a_round_then_mean_over_rounds_then_over_seeds(tmp_path: Path, uri: str) -> None:
     suite = a_suite(("fedvpt",), (0, 1))
     for cell, rounds in zip(suite.cells(), ([[0.2, 0.6], [0.8, 0.4]], [[0.9, 0.5], [0.5, 0.9]]), strict=True):
         done_folder(tmp_path, cell, rounds)
     sync(tmp_path, uri)
-    summary = summarise_seeds(collect(suite, uri)).set_index("metric")
+    summary = summarise_seeds(collect(suite, uri).results).set_index("metric")
     assert summary.loc["worst_local", "mean"] == pytest.approx(40.0)  # 60 if rounds or seeds are averaged first
     assert summary.loc["worst_local", "std"] == pytest.approx(20 / 2**0.5)  # of 30 and 50, not over rounds
     assert summary.loc["average", "mean"] == pytest.approx(60.0)
@@ -42,7 +69,7 @@ def test_never_sampled_clients_are_left_out_of_the_second_value_seed_by_seed(tmp
     for cell, never in zip(suite.cells(), ((0,), ()), strict=True):
         done_folder(tmp_path, cell, [[0.2, 0.8]] * 2, never)
     sync(tmp_path, uri)
-    summary = summarise_seeds(collect(suite, uri)).set_index("metric")
+    summary = summarise_seeds(collect(suite, uri).results).set_index("metric")
     assert summary.loc["average", ["mean", "mean_exclude"]].tolist() == pytest.approx([50.0, 65.0])
     assert summary.loc["worst_local", ["mean", "mean_exclude"]].tolist() == pytest.approx([20.0, 50.0])
 
@@ -50,7 +77,7 @@ def test_never_sampled_clients_are_left_out_of_the_second_value_seed_by_seed(tmp
 def test_each_kind_has_its_metrics(tmp_path: Path, uri: str) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path)
-    summary = summarise_seeds(collect(suite, uri))
+    summary = summarise_seeds(collect(suite, uri).results)
     by_kind = {kind: list(part["metric"].unique()) for kind, part in summary.groupby("kind", sort=False)}
     assert list(by_kind) == ["heterogeneity", "unseen", "ablation", "vsweep"]
     assert by_kind["heterogeneity"] == ["average", "worst_local"]
@@ -71,9 +98,9 @@ def test_a_cell_in_two_tables_is_in_both() -> None:
 
 
 def test_a_running_cell_is_missing(tmp_path: Path, uri: str) -> None:
-    cell = a_suite().cells()[0]
-    Tracker(uri, tmp_path)._create(cell, 0.0, [])
-    assert load_results(uri, [cell])["status"].tolist() == ["missing"]
+    suite = a_suite(("fedvpt",))
+    Tracker(uri, tmp_path)._create(suite.cells()[0], 0.0, [])
+    assert collect(suite, uri).results["status"].tolist() == ["missing"]
 
 
 def test_reason_in_the_run_folder_is_found(tmp_path: Path, uri: str) -> None:
@@ -81,7 +108,8 @@ def test_reason_in_the_run_folder_is_found(tmp_path: Path, uri: str) -> None:
     folder = run_folder(tmp_path, suite.cells()[0])
     folder.mkdir(parents=True)
     note_failure(folder, "out of memory")
-    assert collect(suite, uri, tmp_path)[["status", "reason"]].values.tolist() == [["failed", "out of memory"]]
+    results = collect(suite, uri, tmp_path).results
+    assert results[["status", "reason"]].values.tolist() == [["failed", "out of memory"]]
 
 
 def test_reason_in_mlflow_comes_first(tmp_path: Path, uri: str) -> None:
@@ -90,7 +118,7 @@ def test_reason_in_mlflow_comes_first(tmp_path: Path, uri: str) -> None:
     folder.mkdir(parents=True)
     note_failure(folder, "an older one")
     Tracker(uri, tmp_path).failed(suite.cells()[0], "loss is not finite")
-    assert collect(suite, uri, tmp_path)["reason"].tolist() == ["loss is not finite"]
+    assert collect(suite, uri, tmp_path).results["reason"].tolist() == ["loss is not finite"]
 
 
 def test_columns_of_one_name_are_not_mixed() -> None:
@@ -101,13 +129,13 @@ def test_columns_of_one_name_are_not_mixed() -> None:
 
 def test_no_database_is_one_line_and_none_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no MLflow database .*fedprompt bench"):
-        load_results(f"sqlite:///{tmp_path}/typo.db", a_suite().cells())
+        collect(a_suite(), f"sqlite:///{tmp_path}/typo.db")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_server_away_is_one_line() -> None:
     with pytest.raises(UserError, match=r"MLflow at http://127\.0\.0\.1:9 cannot be read"):
-        load_results("http://127.0.0.1:9", a_suite().cells())
+        collect(a_suite(), "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from fedprompt.harness.report.document import Column, Entry, Grid, bytes_text, ranked
+from fedprompt.harness.report.document import Column, Entry, Grid, ranked
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,6 @@ from fedprompt.harness.report.document import Column, Entry, Grid, bytes_text, r
 )
 def test_ranks(values: list[float | None], ranks: list[int]) -> None:
     assert [entry.rank for entry in ranked([Entry("", value=value) for value in values])] == ranks
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (3840, "3.8 kB"), (1.5e6, "1.5 MB"), (2e9, "2.0 GB")]
-)
-def test_bytes(count: float, text: str) -> None:
-    assert bytes_text(count) == text
 
 
 def wide(settings: int, metrics: int) -> Grid:

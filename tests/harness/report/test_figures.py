@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from PIL import Image
-from support.report_suites import a_setting, a_suite, every_kind, results_frame, rows, run_all
+from support.report_suites import a_setting, a_suite, every_kind, recorded, results_frame, rows, run_all
 from support.run_folders import BACKBONE
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
@@ -16,15 +17,15 @@ from fedprompt.harness.cells.suite import Row, Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
-from fedprompt.harness.report.collect import collect
+from fedprompt.harness.report.collect import collect, summarise_seeds
 from fedprompt.harness.report.figures import cost as figures_cost
-from fedprompt.harness.report.figures.clients import client_accuracies, figures_partition, figures_spread
-from fedprompt.harness.report.figures.cost import bytes_label, bytes_sent, compute, image_flops, whole_tables
-from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_point, sweep
-from fedprompt.harness.report.figures.style import Picture, looks
+from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
+from fedprompt.harness.report.figures.cost import bytes_sent, compute, image_flops, whole_tables
+from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_points, sweep
+from fedprompt.harness.report.figures.style import DrawnFigure, looks
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.figures.write import write_figures
-from fedprompt.harness.report.records import load_records, load_rounds
+from fedprompt.harness.report.published import load_published, with_published
 from fedprompt.methods import registry
 
 TWO = (0, 1)
@@ -52,8 +53,13 @@ def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFr
     return records[keys].drop_duplicates().assign(cohort="0 1", loss=loss, bytes_up=bytes_up)
 
 
-def drawn(pictures: Iterator[Picture], name: str) -> list[Axes]:
-    return next(picture.canvas.axes for picture in pictures if picture.name == name)
+def summary_of(suite: Suite, results: pd.DataFrame) -> pd.DataFrame:
+    """With the values that the package brings."""
+    return with_published(suite, summarise_seeds(results), load_published(Path("nowhere")))
+
+
+def drawn(figures: Iterator[DrawnFigure], name: str) -> list[Axes]:
+    return next(each.figure.axes for each in figures if each.name == name)
 
 
 def band_edges(ax: Axes) -> list[tuple[float, float]]:
@@ -72,10 +78,10 @@ def no_data(name: str) -> Any:
 
 def test_every_row_looks_different_also_without_colour() -> None:
     variants = [Row(f"variant-{i}", f"Variant {i}", "fedvpt") for i in range(7)]
-    found = looks([*rows(*registry().names()), *variants])
-    assert len(found) == len(registry().names()) + 7
-    assert len({(look.colour, look.marker, str(look.line)) for look in found.values()}) == len(found)
-    assert len({(look.marker, str(look.line)) for look in found.values()}) == len(found)
+    by_row = looks([*rows(*registry().names()), *variants])
+    assert len(by_row) == len(registry().names()) + 7
+    assert len({(look.colour, look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
+    assert len({(look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
 
 
 def test_a_method_looks_the_same_in_every_suite() -> None:
@@ -117,13 +123,13 @@ def test_clients_never_sampled_are_left_out_where_the_protocol_says_so() -> None
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([50.0, 70.0])
 
 
-def test_many_settings_are_a_figure_a_table() -> None:
+def test_many_settings_take_one_figure_per_table() -> None:
     settings = [a_setting(f"m={m}", ("fedvpt",), table=table) for table in ("A", "B") for m in (1, 2, 3, 4)]
     suite = Suite("many", "", BACKBONE, (0,), tuple(settings))
-    found = {picture.name: picture for picture in figures_spread(suite, records_of(suite))}
-    assert list(found) == ["client-spread-1", "client-spread-2"]
-    assert found["client-spread-2"].title.endswith(": B")
-    assert len(found["client-spread-2"].canvas.axes) == 4
+    first, second = figures_spread(suite, records_of(suite))
+    assert [first.name, second.name] == ["client-spread-1", "client-spread-2"]
+    assert second.title.endswith(": B")
+    assert len(second.figure.axes) == 4
 
 
 # -- V-sweep --------------------------------------------------------------------------------------------------------
@@ -138,7 +144,7 @@ def a_sweep(dataset: str = "glyph-domains") -> tuple[Suite, pd.DataFrame]:
 def test_v_sweep_is_paired_by_seed() -> None:
     suite, results = a_sweep()
     assert sweep(results)["gain"].tolist() == pytest.approx([0.0, 2.0, 0.0, 6.0])
-    left, right = drawn(figures_vsweep(suite, results), "v-sweep")
+    left, right = drawn(figures_vsweep(suite, results, summary_of(suite, results)), "v-sweep")
     assert left.lines[0].get_xdata().tolist() == [1, 2]
     assert left.lines[0].get_ydata().tolist() == pytest.approx([55.0, 59.0])
     assert right.lines[0].get_ydata().tolist() == pytest.approx([0.0, 4.0])
@@ -147,14 +153,25 @@ def test_v_sweep_is_paired_by_seed() -> None:
 
 
 def test_the_published_point_is_for_its_own_data_only() -> None:
-    glyphs, _ = a_sweep()
-    assert published_point(glyphs.settings[0]) is None
+    glyphs, results = a_sweep()
+    assert published_points(glyphs.settings[0], summary_of(glyphs, results)) == []
     domainnet, results = a_sweep("domainnet")
-    assert published_point(domainnet.settings[0]) == 89.90
-    left, _ = drawn(figures_vsweep(domainnet, results), "v-sweep")
+    summary = summary_of(domainnet, results)
+    assert published_points(domainnet.settings[0], summary) == [(5, 89.90)]
+    left, _ = drawn(figures_vsweep(domainnet, results, summary), "v-sweep")
     assert left.lines[1].get_xydata().tolist() == [[5, 89.90]]
-    cifar = a_setting("s=50", kind="vsweep", published="CIFAR-100", dataset="cifar100")
-    assert published_point(cifar) == 82.21
+    setting = a_setting("s=50", ("pfedbayespt",), kind="vsweep", published="CIFAR-100", dataset="cifar100")
+    cifar = Suite("v", "", BACKBONE, TWO, (dataclasses.replace(setting, partition="classes:s=50"),))
+    assert published_points(cifar.settings[0], summary_of(cifar, results_frame(cifar))) == [(5, 82.21)]
+
+
+def test_the_published_point_is_read_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    line = "table,dataset,setting,metric,method,value\n1,DomainNet,m=6,Average,pFedBayesPT,12.5\n"
+    (tmp_path / "paper" / "vit_paper_results.csv").write_text(line)
+    suite, results = a_sweep("domainnet")
+    summary = with_published(suite, summarise_seeds(results), load_published(tmp_path))
+    assert published_points(suite.settings[0], summary) == [(5, 12.5)]
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------
@@ -175,7 +192,8 @@ def test_a_method_that_lacks_a_setting_is_not_averaged_with_others() -> None:
 def test_accuracy_against_bytes_is_the_mean_over_settings_with_the_deviation_over_seeds() -> None:
     suite = a_suite(("fedvpt",), TWO, m=(1, 2))
     results = results_frame(suite, average=[0.5, 0.6, 0.7, 0.8])  # seeds of m=1, then of m=2
-    [ax] = drawn(figures_cost.figures_cost(suite, results, rounds_of(suite), no_data), "accuracy-bytes")
+    collected = recorded(suite, results, records_of(suite), rounds_of(suite))
+    [ax] = drawn(figures_cost.figures_cost(collected, no_data), "accuracy-bytes")
     [[point, _, (bar,)]] = ax.containers
     assert point.get_xydata().tolist() == [[400.0, pytest.approx(65.0)]]
     low, high = bar.get_segments()[0][:, 1]
@@ -187,9 +205,11 @@ def test_a_method_that_sends_nothing_has_a_place() -> None:
     rounds = rounds_of(suite)
     rounds.loc[rounds["row"] == "local-head", "bytes_up"] = 0
     results = results_frame(suite, average=[0.5, 0.6])
-    [ax] = drawn(figures_cost.figures_cost(suite, results, rounds, no_data), "accuracy-bytes")
+    collected = recorded(suite, results, records_of(suite), rounds)
+    [ax] = drawn(figures_cost.figures_cost(collected, no_data), "accuracy-bytes")
     assert ax.get_xscale() == "symlog"
     assert ax.get_xticks().tolist() == [0, 100]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0 B", "100 B"]
 
 
 def test_compute_counts_epochs_rounds_participation_and_features(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +217,8 @@ def test_compute_counts_epochs_rounds_participation_and_features(monkeypatch: py
     suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol=protocol),))
     monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (3e9, 7e9))
     results = results_frame(suite, average=[0.5])
-    assert compute(suite, results, load_dataset).to_dict() == {(0, "fedvpt"): 20 * 0.25 * 3 + 7}
+    collected = recorded(suite, results, records_of(suite), rounds_of(suite))
+    assert compute(collected, results, load_dataset).to_dict() == {(0, "fedvpt"): 20 * 0.25 * 3 + 7}
 
 
 def test_flops_of_an_image_count_each_stage_for_its_epochs() -> None:
@@ -217,16 +238,16 @@ def test_frozen_features_are_paid_once() -> None:
     assert once == 9_186_816  # micro-vit forward
 
 
-def test_bytes_have_units() -> None:
-    assert [bytes_label(count) for count in (0, 100, 1000, 10_000_000)] == ["0", "100 B", "1 kB", "10 MB"]
-
-
 # -- clients --------------------------------------------------------------------------------------------------------
 
 
-def test_a_clients_accuracy_is_its_mean_over_reported_rounds() -> None:
-    suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol={"rounds": 2, "last": 1}),))
-    assert client_accuracies(suite, records_of(suite))["value"].tolist() == pytest.approx([70.0, 80.0])
+@pytest.mark.parametrize(("policy", "dots"), [("finetune", [70.0, 80.0]), ("exclude", [70.0])])
+def test_clients_that_never_took_part_are_drawn_by_policy(policy: str, dots: list[float]) -> None:
+    protocol = {"rounds": 2, "last": 1, "never_sampled": policy}
+    suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol=protocol),))
+    records = records_of(suite).assign(participated=lambda frame: frame["client"] == 0)
+    [ax] = drawn(figures_spread(suite, records), "client-spread")
+    assert ax.lines[0].get_xdata().tolist() == pytest.approx(dots)
 
 
 def test_spread_names_every_method_once() -> None:
@@ -278,9 +299,9 @@ def trials(**change: Any) -> pd.DataFrame:
 
 
 def test_tuning_shows_the_best_at_each_value_and_rings_the_chosen() -> None:
-    found = {picture.name: picture.canvas.axes for picture in figures_tuning(trials())}
-    assert list(found) == ["tuning-lr", "tuning-tau"]
-    [ax] = found["tuning-lr"]
+    axes = {each.name: each.figure.axes for each in figures_tuning(trials())}
+    assert list(axes) == ["tuning-lr", "tuning-tau"]
+    [ax] = axes["tuning-lr"]
     line, ring = ax.lines
     assert line.get_xydata().tolist() == [[0, 70.0], [1, 65.0]]
     assert ring.get_xydata().tolist() == [[0, 70.0]]
@@ -288,7 +309,7 @@ def test_tuning_shows_the_best_at_each_value_and_rings_the_chosen() -> None:
 
 
 def test_a_parameter_with_one_value_is_not_drawn() -> None:
-    assert [picture.name for picture in figures_tuning(trials(tau=1.0))] == ["tuning-lr"]
+    assert [each.name for each in figures_tuning(trials(tau=1.0))] == ["tuning-lr"]
 
 
 def test_no_tuning_no_figure() -> None:
@@ -302,8 +323,8 @@ def test_no_tuning_no_figure() -> None:
 def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
     suite = a_suite(("fedvpt", "sgpt"), TWO)
     results = results_frame(suite).assign(status="missing")
-    frames = results, records_of(suite), rounds_of(suite)
-    figures = write_figures(suite, *frames, tmp_path / "a", trials(tau=1.0))
+    frames = recorded(suite, results, records_of(suite), rounds_of(suite)), summary_of(suite, results)
+    figures = write_figures(*frames, tmp_path / "a", trials(tau=1.0))
     assert [figure.name for figure in figures] == ["accuracy-rounds", "loss-rounds", "client-spread", "tuning-lr"]
     for figure in figures:
         with Image.open(figure.png) as image:
@@ -315,7 +336,7 @@ def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
         assert b"/FontFile2" in pdf  # fonts are embedded
         assert b"/CreationDate" not in pdf
         assert figure.caption.endswith(".")
-    for figure in write_figures(suite, *frames, tmp_path / "b", trials(tau=1.0)):
+    for figure in write_figures(*frames, tmp_path / "b", trials(tau=1.0)):
         assert figure.png.read_bytes() == (tmp_path / "a" / figure.png.name).read_bytes()
         assert figure.pdf.read_bytes() == (tmp_path / "a" / figure.pdf.name).read_bytes()
 
@@ -325,14 +346,15 @@ def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     suite = a_suite(("fedvpt",), TWO)
     records, rounds, results = records_of(suite), rounds_of(suite), results_frame(suite, average=[0.5, 0.6])
     monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (1e9, 0.0))
-    pictures = [
+    swept = a_sweep()
+    figures = [
         *figures_rounds(suite, records, rounds),
-        *figures_cost.figures_cost(suite, results, rounds, load_dataset),
-        *figures_vsweep(*a_sweep()),
+        *figures_cost.figures_cost(recorded(suite, results, records, rounds), load_dataset),
+        *figures_vsweep(*swept, summary_of(*swept)),
         *figures_spread(suite, records),
         *figures_tuning(trials()),
     ]
-    labels = {p.name: (p.canvas.axes[0].get_xlabel(), p.canvas.axes[0].get_ylabel()) for p in pictures}
+    labels = {f.name: (f.figure.axes[0].get_xlabel(), f.figure.axes[0].get_ylabel()) for f in figures}
     assert labels == {
         "accuracy-rounds": ("round", "average accuracy (%)"),
         "loss-rounds": ("round", "training loss (nats)"),
@@ -352,15 +374,14 @@ def test_an_unfinished_suite_draws_what_there_is(
     suite = every_kind()
     run_all(suite, uri, tmp_path, leave=4)
     monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (1e9, 0.0))
-    planned = list(suite.planned())
-    frames = collect(suite, uri), load_records(uri, planned), load_rounds(uri, planned)
-    names = [figure.name for figure in write_figures(suite, *frames, tmp_path / "figures")]
+    collected = collect(suite, uri)
+    summary = summary_of(suite, collected.results)
+    names = [figure.name for figure in write_figures(collected, summary, tmp_path / "figures")]
     assert names == ["accuracy-rounds", "loss-rounds", "accuracy-bytes", "accuracy-compute", "v-sweep", "client-spread"]
     assert capsys.readouterr().err.startswith("note: no picture of who has what")  # its hash is made up
 
 
 def test_a_suite_without_results_has_no_figures(tmp_path: Path, uri: str) -> None:
-    suite = every_kind()
-    planned = list(suite.planned())
-    frames = collect(suite, uri), load_records(uri, planned), load_rounds(uri, planned)
-    assert write_figures(suite, *frames, tmp_path / "figures") == []
+    collected = collect(every_kind(), uri)
+    summary = summary_of(collected.suite, collected.results)
+    assert write_figures(collected, summary, tmp_path / "figures") == []

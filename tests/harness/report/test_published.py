@@ -13,7 +13,13 @@ from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Grid
-from fedprompt.harness.report.published import CAUTION, differences, load_published, published_grids, with_published
+from fedprompt.harness.report.published import (
+    CAUTION,
+    load_published,
+    protocol_differences,
+    published_grids,
+    with_published,
+)
 
 VIT = BackboneSpec("vit_base_patch16_224.orig_in21k", "hub", 224)
 
@@ -140,13 +146,13 @@ def test_unseen_ablation_and_v5_have_printed_values(printed: pd.DataFrame) -> No
 
 def test_the_papers_own_protocol_is_comparable(printed: pd.DataFrame) -> None:
     suite = paper_suite(paper_setting("m=1", ("fedvpt",)), paper_setting("s=5", ("fedvpt",)))
-    assert [differences(suite, setting) for setting in suite.settings] == [[], []]
+    assert [protocol_differences(suite, setting) for setting in suite.settings] == [[], []]
     assert [grid.caution for grid in grids(suite, printed, average=0.9)] == ["", ""]
 
 
 def test_the_suites_of_the_paper_are_comparable() -> None:
     suite = load_suite("paper")
-    assert [change for setting in suite.settings for change in differences(suite, setting)] == []
+    assert [change for setting in suite.settings for change in protocol_differences(suite, setting)] == []
 
 
 def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> None:
@@ -173,7 +179,7 @@ def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> Non
 )
 def test_each_difference_is_seen(change: dict[str, object], what: list[str]) -> None:
     setting = paper_setting("m=1", ("fedvpt",), **change)
-    assert [change.what for change in differences(paper_suite(setting), setting)] == what
+    assert [change.what for change in protocol_differences(paper_suite(setting), setting)] == what
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_each_difference_is_seen(change: dict[str, object], what: list[str]) -> 
 def test_a_different_backbone_is_seen(backbone: BackboneSpec, what: list[str]) -> None:
     setting = paper_setting("m=1", ("fedvpt",))
     suite = dataclasses.replace(paper_suite(setting), backbone=backbone)
-    assert [change.what for change in differences(suite, setting)] == what
+    assert [change.what for change in protocol_differences(suite, setting)] == what
 
 
 def test_differences_are_in_the_summary(printed: pd.DataFrame) -> None:

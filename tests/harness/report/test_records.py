@@ -7,16 +7,15 @@ from support.run_folders import BACKBONE, done_folder
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.records import load_records, load_rounds
 from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
-def test_a_row_a_client_and_round_with_its_place(tmp_path: Path, uri: str) -> None:
+def test_one_row_per_client_and_round_with_its_place(tmp_path: Path, uri: str) -> None:
     suite = a_suite(("fedvpt",))
     done_folder(tmp_path, suite.cells()[0], [[0.5, 0.9], [0.3, 0.7]])
     sync(tmp_path, uri)
     shutil.rmtree(tmp_path / "runs")  # MLflow alone is enough
-    records = load_records(uri, list(suite.planned()))
+    records = collect(suite, uri).records
     assert records["accuracy"].tolist() == [0.5, 0.9, 0.3, 0.7]
     assert records["round"].tolist() == [1, 1, 2, 2]
     assert records["client"].tolist() == [0, 1, 0, 1]
@@ -24,11 +23,11 @@ def test_a_row_a_client_and_round_with_its_place(tmp_path: Path, uri: str) -> No
     assert place.values.tolist() == [["Feature shift", "heterogeneity", 0, "m=1", "fedvpt", "FedVPT", 0]]
 
 
-def test_a_row_a_round_with_loss_and_payload(tmp_path: Path, uri: str) -> None:
+def test_one_row_per_round_with_loss_and_payload(tmp_path: Path, uri: str) -> None:
     suite = a_suite(("fedvpt",))
     done_folder(tmp_path, suite.cells()[0])
     sync(tmp_path, uri)
-    rounds = load_rounds(uri, list(suite.planned()))
+    rounds = collect(suite, uri).rounds
     assert rounds["loss"].tolist() == [1.0, 0.5]
     assert rounds["cohort"].tolist() == ["0 1", "0 1"]
     assert rounds["bytes_up"].tolist() == [400, 400]
@@ -41,7 +40,7 @@ def test_a_cell_shown_in_several_settings_has_rows_in_each(tmp_path: Path, uri: 
     )
     done_folder(tmp_path, suite.cells()[0], [[0.5, 0.9], [0.3, 0.7]])
     sync(tmp_path, uri)
-    records = load_records(uri, list(suite.planned()))
+    records = collect(suite, uri).records
     assert records.groupby("column")["accuracy"].sum().tolist() == pytest.approx([2.4, 2.4])
     assert records.groupby("column")["table"].first().tolist() == ["Feature shift", "V"]
 
@@ -50,8 +49,9 @@ def test_columns_are_those_of_the_results(tmp_path: Path, uri: str) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path)
     keys = ["column", "kind", "setting", "row", "title", "cell", "seed"]
-    places = load_records(uri, list(suite.planned()))[keys].drop_duplicates()
-    assert sorted(places.values.tolist()) == sorted(collect(suite, uri)[keys].values.tolist())
+    collected = collect(suite, uri)
+    places = collected.records[keys].drop_duplicates()
+    assert sorted(places.values.tolist()) == sorted(collected.results[keys].values.tolist())
 
 
 def test_a_hash_of_digits_stays_text(tmp_path: Path, uri: str) -> None:
@@ -60,13 +60,14 @@ def test_a_hash_of_digits_stays_text(tmp_path: Path, uri: str) -> None:
     text = (folder / "records.csv").read_text()
     (folder / "records.csv").write_text(text.replace("0123456789abcdef", "0000000000001e10"))
     sync(tmp_path, uri)
-    assert load_records(uri, list(suite.planned()))["partition"].unique().tolist() == ["0000000000001e10"]
+    assert collect(suite, uri).records["partition"].unique().tolist() == ["0000000000001e10"]
 
 
 def test_unfinished_and_failed_cells_have_no_rows(tmp_path: Path, uri: str) -> None:
     suite = a_suite()
     Tracker(uri, tmp_path).failed(suite.cells()[0], "it broke")
-    records, rounds = load_records(uri, list(suite.planned())), load_rounds(uri, list(suite.planned()))
+    collected = collect(suite, uri)
+    records, rounds = collected.records, collected.rounds
     assert records.empty
     assert rounds.empty
     assert {"table", "column", "row", "seed", "accuracy", "samples"} <= set(records)
@@ -78,7 +79,8 @@ def test_lost_artifacts_cost_one_warning(tmp_path: Path, uri: str, capsys: pytes
     run_all(suite, uri, tmp_path)
     for file in tmp_path.glob("mlartifacts/**/records.csv"):
         file.unlink()
-    assert load_records(uri, list(suite.planned())).empty
-    assert len(load_rounds(uri, list(suite.planned()))) == 4
+    collected = collect(suite, uri)
+    assert collected.records.empty
+    assert len(collected.rounds) == 4
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: records.csv of 2 runs cannot be read")

@@ -5,7 +5,7 @@ from support.report_suites import a_setting, a_suite, every_kind, results_frame
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Entry, Grid
-from fedprompt.harness.report.tables import heterogeneity, result, signed, slug, tables_of, unique, unseen, vsweep
+from fedprompt.harness.report.tables import heterogeneity, result_entry, signed, slug, tables_of, unique, unseen, vsweep
 
 
 def number(**change: object) -> pd.Series:
@@ -27,7 +27,7 @@ def number(**change: object) -> pd.Series:
     ],
 )
 def test_an_entry(change: dict[str, object], entry: Entry) -> None:
-    assert result(number(**change)) == entry
+    assert result_entry(number(**change)) == entry
 
 
 def shown(suite: Suite, **numbers: list[float]) -> Grid:

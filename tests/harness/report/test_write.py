@@ -10,8 +10,7 @@ from support.run_folders import done_folder
 
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.compose import summarise
-from fedprompt.harness.report.records import load_records
+from fedprompt.harness.report.compose import summarise_suite
 from fedprompt.harness.tracking.tracker import Tracker, sync
 from fedprompt.methods import registry
 
@@ -52,15 +51,15 @@ def test_csv_holds_every_number_at_full_precision(tmp_path: Path, uri: str, no_f
     suite = every_kind()
     run_all(suite, uri, tmp_path)
     table = report(suite, uri, tmp_path)[2]
-    records = load_records(uri, list(suite.planned()))
-    summary, _ = summarise(suite, collect(suite, uri), records, tmp_path)
+    collected = collect(suite, uri)
+    summary, _ = summarise_suite(suite, collected.results, collected.records, tmp_path)
     numbers = ["mean", "std", "mean_exclude", "published", "difference", "paired_difference", "paired_low", "bytes_up"]
     pd.testing.assert_frame_equal(table[numbers], summary[numbers], check_exact=True)
     assert table["suite"].unique().tolist() == ["tiny"]
     assert table["doubts"].dropna().str.contains("better of FedPR").any()
 
 
-def test_cells_csv_is_a_row_a_cell_and_place(tmp_path: Path, uri: str, no_figures: None) -> None:
+def test_cells_csv_has_one_row_per_cell_and_place(tmp_path: Path, uri: str, no_figures: None) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path, leave=1)
     report(suite, uri, tmp_path)

@@ -1,0 +1,47 @@
+"""Accuracies of clients, for tables and figures alike: the one place that says which clients and rounds count."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from fedprompt.harness.cells.suite import Setting
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.protocol import Protocol
+
+
+def protocol_of(setting: Setting) -> Protocol:
+    return build(Protocol, setting.protocol, "protocol")
+
+
+def counted_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """The records that Average is the mean of: those of clients that train, at the method's own number of draws.
+
+    Clients that had never taken part are left out where the setting's protocol excludes them.
+    """
+    trained = records[~records["unseen"].astype(bool) & (records["samples"] == 0)]
+    excluding = [column for column, s in enumerate(settings) if protocol_of(s).never_sampled == "exclude"]
+    return trained[trained["participated"].astype(bool) | ~trained["column"].isin(excluding)]
+
+
+def reported_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """The records of the rounds whose mean is reported."""
+    protocols = [protocol_of(setting) for setting in settings]
+    pairs = zip(records["column"], records["round"], strict=True)
+    is_reported = [protocols[column].reported(round_) for column, round_ in pairs]
+    return records[pd.Series(is_reported, records.index, dtype=bool)]
+
+
+def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """One row per column, row, seed and counted client: its mean accuracy over the reported rounds.
+
+    Clients without test data have no accuracy and no row.
+    """
+    counted = reported_records(settings, counted_records(settings, records))
+    means = counted.groupby(["column", "row", "seed", "client"], sort=False)["accuracy"].mean()
+    return means.dropna().reset_index()
+
+
+def round_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """One row per column, row, seed and evaluated round: the mean accuracy over the counted clients."""
+    counted = counted_records(settings, records)
+    return counted.groupby(["column", "row", "seed", "round"], sort=False)["accuracy"].mean().reset_index()
