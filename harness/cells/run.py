@@ -24,8 +24,8 @@ from fedprompt.harness.cells.folder import (
 )
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.clients import ClientData, Split
-from fedprompt.harness.federation.evaluation import evaluate, evaluate_unseen
+from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.evaluation import carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
@@ -82,13 +82,10 @@ def run_cell(
         run = load_checkpoint(folder, cell, site.device) or Run(federation.start())
         partition.save(folder / "partition.npz")
         started, begun_at = time.perf_counter(), run.state.round
-        split: Split = "val" if cell.protocol.val_fraction else "test"
-        while run.state.round < cell.protocol.rounds:
-            run.logs.append(federation.step(run.state))
-            if cell.protocol.evaluated(run.state.round):
-                run.records += evaluate(federation, run.state, split)
-            if run.state.round == cell.protocol.rounds and partition.unseen:
-                run.records += evaluate_unseen(federation, run.state, partition.unseen, split)
+        for scheduled in federation.schedule(partition.unseen, after=run.state.round):
+            run.logs.append(federation.step(run.state, scheduled.cohort))
+            for evaluation in scheduled.evaluations:
+                run.records += carry_out(federation, run.state, evaluation)
             save_checkpoint(folder, cell, run)
             report(Progress(cell.hash, run.state.round, cell.protocol.rounds, _latest(run)))
         seconds = time.perf_counter() - started
