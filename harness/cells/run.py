@@ -24,8 +24,8 @@ from fedprompt.harness.cells.folder import (
 )
 from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.clients import ClientData, Split
-from fedprompt.harness.federation.evaluation import evaluate, evaluate_unseen
+from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.evaluation import carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
@@ -57,17 +57,14 @@ def run_cell(
     torch.set_num_threads(site.threads)
     dataset, partition, federation = prepare(cell, site)  # bad input fails here, before anything is written
     rules = cell.protocol
-    split: Split = "val" if rules.val_fraction else "test"
     with open_folder(folder, cell, restart):
         run = load_checkpoint(folder, cell, site.device) or Checkpoint(federation.start())
         partition.save(folder / "partition.npz")
         start_time, first_round = time.perf_counter(), run.state.round
-        while run.state.round < rules.rounds:
-            run.logs.append(federation.step(run.state))
-            if rules.evaluated(run.state.round):
-                run.records += evaluate(federation, run.state, split)
-            if run.state.round == rules.rounds and partition.unseen:
-                run.records += evaluate_unseen(federation, run.state, partition.unseen, split)
+        for scheduled in federation.schedule(partition.unseen, after=run.state.round):
+            run.logs.append(federation.step(run.state, scheduled.cohort))
+            for evaluation in scheduled.evaluations:
+                run.records += carry_out(federation, run.state, evaluation)
             save_checkpoint(folder, cell, run)
             report(RoundProgress(cell.hash, run.state.round, rules.rounds, _latest_metrics(run)))
         seconds = time.perf_counter() - start_time

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import Split
+from fedprompt.harness.federation.clients import SplitName
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Method, State
@@ -114,7 +114,7 @@ def first_rows(
     ``start`` is what the clients held when the visit began, in training.
     """
     rngs = [torch_rng(federation.seed, "noise", "conformance", client) for client in clients]
-    split: Split = "test" if stage == "evaluate" else "train"
+    split: SplitName = "test" if stage == "evaluate" else "train"
     positions = [
         torch.arange(min(size, federation.data.size(c, split))) for c, size in zip(clients, sizes, strict=True)
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.model.batch import Batch
 
-Split = Literal["train", "test", "val"]
+SplitName = Literal["train", "test", "val"]
 
 
 class ClientData:
@@ -34,7 +34,7 @@ class ClientData:
         self.num_clients = len(partition.train)
         self.device = device
 
-    def size(self, client: int, split: Split = "train") -> int:
+    def size(self, client: int, split: SplitName = "train") -> int:
         return len(self._rows[split][client])
 
     def counts(self, classes: int) -> Tensor:
@@ -44,7 +44,7 @@ class ClientData:
     def batch(
         self,
         clients: Sequence[int],
-        split: Split,
+        split: SplitName,
         positions: Sequence[Tensor],
         rngs: Sequence[torch.Generator],
         stage: str = "train",
@@ -77,7 +77,7 @@ class ClientData:
             yield self.batch(clients, "train", [s[start : start + batch_size] for s in shuffled], rngs, stage)
 
     def ordered(
-        self, clients: Sequence[int], split: Split, batch_size: int, rngs: Sequence[torch.Generator] = ()
+        self, clients: Sequence[int], split: SplitName, batch_size: int, rngs: Sequence[torch.Generator] = ()
     ) -> Iterator[Batch]:
         """One pass in the stored order, for evaluation and statistics."""
         sizes = [self.size(client, split) for client in clients]

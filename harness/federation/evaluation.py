@@ -1,14 +1,22 @@
 """Evaluation: every client's accuracy on its own data, with no effect on what follows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import Split
+from fedprompt.harness.federation.clients import SplitName
 from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.schedule import (
+    Evaluation,
+    Group,
+    adaptation_epochs,
+    adaptation_stages,
+    evaluation_groups,
+    newcomer_evaluation,
+)
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.methods import State
 
@@ -26,26 +34,44 @@ class Record:
     samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
 
 
+def carry_out(federation: Federation, state: FederationState, evaluation: Evaluation) -> list[Record]:
+    """Count correct predictions in the current state, of one stack of clients after the other."""
+    records = []
+    for groups in evaluation.stacks:
+        counted = (record for group in groups for record in _evaluate(federation, state, evaluation, group))
+        records += sorted(counted, key=lambda record: (record.samples, record.client))
+    return records
+
+
 def evaluate(
     federation: Federation,
     state: FederationState,
-    split: Split = "test",
+    split: SplitName = "test",
     clients: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Count correct predictions of ``clients`` (all members by default) in the current state."""
-    chosen = federation.members if clients is None else clients
-    return [record for group in federation.stacks(chosen) for record in _evaluate(federation, state, split, group)]
+    """Evaluate ``clients`` (all members by default) now, whatever the schedule says."""
+    adaptation = adaptation_epochs(federation.method, federation.protocol)
+    selected = federation.members if clients is None else clients
+    stacks = evaluation_groups(selected, state.personal, federation.stack, adaptation)
+    return carry_out(federation, state, Evaluation(split, stacks, federation.protocol.swept(state.round)))
 
 
 def evaluate_unseen(
-    federation: Federation, state: FederationState, clients: Sequence[int], split: Split = "test"
+    federation: Federation, state: FederationState, clients: Sequence[int], split: SplitName = "test"
 ) -> list[Record]:
-    """Clients kept out of training: each adapts to the final server state, then is counted once."""
-    records = []
-    for group in federation.stacks(clients):
-        theta = adapt(federation, state, group, federation.protocol.epochs, newcomers=True)
-        records += count_correct(federation, state, theta, group, split)
-    return [replace(record, unseen=True) for record in records]
+    """Clients kept out of training: each adapts to the server's current state, then is counted once."""
+    evaluation = newcomer_evaluation(federation.protocol, clients, federation.stack, split)
+    return carry_out(federation, state, evaluation)
+
+
+def _evaluate(federation: Federation, state: FederationState, evaluation: Evaluation, group: Group) -> Iterator[Record]:
+    newcomers = evaluation.newcomers
+    if group.epochs or newcomers:
+        theta = adapt(federation, state, group.clients, group.epochs, newcomers)
+    else:
+        theta = _held(federation, state, group.clients)
+    for record in count_correct(federation, state, theta, group.clients, evaluation.split, evaluation.sweep):
+        yield replace(record, unseen=newcomers)
 
 
 def adapt(
@@ -54,33 +80,9 @@ def adapt(
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
     theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
     method, key = federation.method, (federation.seed, state.round)
-    planned = method.newcomer_stages(epochs) if newcomers else [method.adaptation(epochs)]
-    stages = [replace(s, rates={k: lr for k, lr in s.rates.items() if k in theta}) for s in planned]
-    adapted, _ = train(
-        federation.method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation"
-    )
+    stages = adaptation_stages(method, epochs, theta, newcomers)
+    adapted, _ = train(method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation")
     return adapted
-
-
-def finetune_epochs(federation: Federation, participated: bool) -> int:
-    """How long a client adapts a copy before it is evaluated; 0 for most."""
-    protocol, method = federation.protocol, federation.method
-    personal = method.init_personal(torch.Generator(), 0)
-    if not participated and protocol.never_sampled == "finetune" and personal:
-        return protocol.epochs
-    return protocol.eval_ft_epochs or (protocol.epochs if method.finetune_before_evaluation() else 0)
-
-
-def _evaluate(federation: Federation, state: FederationState, split: Split, clients: Sequence[int]) -> list[Record]:
-    """One stack of clients; those that adapt first are a stack of their own."""
-    by_epochs: dict[int, list[int]] = {}
-    for client in clients:
-        by_epochs.setdefault(finetune_epochs(federation, client in state.personal), []).append(client)
-    records = []
-    for epochs, group in by_epochs.items():
-        theta = adapt(federation, state, group, epochs) if epochs else _held(federation, state, group)
-        records += count_correct(federation, state, theta, group, split, federation.protocol.swept(state.round))
-    return sorted(records, key=lambda record: (record.samples, record.client))
 
 
 def _held(federation: Federation, state: FederationState, clients: Sequence[int]) -> State:
@@ -96,7 +98,7 @@ def count_correct(
     state: FederationState,
     theta: State,
     clients: Sequence[int],
-    split: Split,
+    split: SplitName,
     sweep: bool = False,
 ) -> list[Record]:
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
@@ -105,8 +107,8 @@ def count_correct(
     correct: dict[int, Tensor] = {}
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
     for batch in data.ordered(clients, split, protocol.batch_size, rngs):
-        made = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
-        for samples, scores in made.items():
+        predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
+        for samples, scores in predictions.items():
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
             right = ((scores.argmax(-1) == batch.labels) & batch.mask).sum(1)

@@ -1,6 +1,7 @@
 """How a federation is run and measured: the same for every method of a table."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedprompt.harness.core.fields import option
 
@@ -39,6 +40,11 @@ class Protocol:
     )
     stack: int = option(0, "clients trained in one pass; 0 chooses by the memory a step needs", low=0)
 
+    @property
+    def evaluated_split(self) -> Literal["test", "val"]:
+        """Test data, or the held-out part of the training data where there is one."""
+        return "val" if self.val_fraction else "test"
+
     def evaluated(self, round_: int) -> bool:
         """Rounds count from 1. The last ones are reported; the grid shows the way there."""
         return self.reported(round_) or round_ % self.eval_every == 0
@@ -48,4 +54,5 @@ class Protocol:
         return round_ > self.rounds - self.last
 
     def swept(self, round_: int) -> bool:
+        """Whether other numbers of draws are counted in the round, too."""
         return self.sweep and self.reported(round_)

@@ -3,19 +3,27 @@
 The loop is the same for every method and is never overridden. What must survive a round is in `FederationState`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.rng import numpy_rng, torch_rng
+from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.federation.schedule import (
+    Clients,
+    Round,
+    adaptation_epochs,
+    auto_stack,
+    in_stacks,
+    schedule,
+    select,
+)
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import Method, State
-
-STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed, so that a cell is the same everywhere
 
 
 @dataclass
@@ -25,7 +33,7 @@ class FederationState:
     round: int
     server: State
     personal: dict[int, State] = field(default_factory=dict)
-    local: dict[int, State] = field(default_factory=dict)  # what each client last trained; kept for post_local only
+    local: dict[int, State] = field(default_factory=dict)  # what each client last trained; for post_local only
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,23 @@ class RoundLog:
     floats_up: int
     bytes_down: int
     bytes_up: int
-    diagnostics: dict[str, float] = field(default_factory=dict)  # what the method itself had to say, cohort means
+    diagnostics: dict[str, float] = field(default_factory=dict)  # the method's own numbers, means over the cohort
+
+
+class Payload(NamedTuple):
+    floats: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one client's visit leaves behind."""
+
+    upload: State
+    personal: State  # what the client keeps to itself
+    local: State  # all that it was evaluated with, if that is what it trained itself (post_local)
+    downloaded: Payload
+    numbers: Mapping[str, float]  # the loss and the method's diagnostics
 
 
 class Federation:
@@ -53,12 +77,21 @@ class Federation:
     ) -> None:
         """``members`` are the clients that train; the others never appear in a round."""
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
-        self.members = tuple(range(data.num_clients)) if members is None else tuple(members)
+        self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
 
     def start(self) -> FederationState:
         server = self.method.init_server(torch_rng(self.seed, "init", "server"))
         return FederationState(0, {name: tensor.to(self.data.device) for name, tensor in server.items()})
+
+    def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
+        """The rounds that follow round ``after``."""
+        adaptation = adaptation_epochs(self.method, self.protocol)
+        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack, adaptation)
+        return (scheduled for scheduled in rounds if scheduled.number > after)
+
+    def cohort(self, round_: int) -> Clients:
+        return select(self.protocol, self.seed, self.members, round_)
 
     def personal(self, state: FederationState, client: int) -> State:
         """A client's own tensors: what it kept from its last visit, or the common first draw."""
@@ -67,14 +100,6 @@ class Federation:
         fresh = self.method.init_personal(torch_rng(self.seed, "init", "personal"), client)
         return {name: tensor.to(self.data.device) for name, tensor in fresh.items()}
 
-    def cohort(self, round_: int) -> tuple[int, ...]:
-        """The clients of a round: the same for every method with this seed."""
-        size = max(1, round(self.protocol.participation * len(self.members)))
-        if size == len(self.members):
-            return self.members
-        drawn = numpy_rng(self.seed, "participation", round_).choice(self.members, size, replace=False)
-        return tuple(sorted(int(client) for client in drawn))
-
     def theta(self, state: FederationState, clients: Sequence[int], newcomers: bool = False) -> tuple[State, State]:
         """(what the server sends, everything the clients hold), both stacked and copied."""
         send = self.method.newcomer if newcomers else self.method.download
@@ -82,41 +107,52 @@ class Federation:
         personal = stack_states([self.personal(state, client) for client in clients])
         return received, {**received, **personal}
 
-    def stacks(self, clients: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Clients cut into groups trained in one pass."""
-        for start in range(0, len(clients), self.stack):
-            yield clients[start : start + self.stack]
-
     def step(self, state: FederationState, cohort: Sequence[int] | None = None) -> RoundLog:
-        """Run the next round and move ``state`` past it."""
+        """Run the next round and move ``state`` past it; a round that fails leaves ``state`` as it was."""
         round_ = state.round + 1
-        cohort = self.cohort(round_) if cohort is None else tuple(cohort)
-        uploads: dict[int, State] = {}
-        numbers: dict[int, dict[str, float]] = {}
-        personal, local = dict(state.personal), dict(state.local)
-        down = up = (0, 0)
-        for clients in self.stacks(cohort):
+        selected = self.cohort(round_) if cohort is None else tuple(cohort)
+        visits: dict[int, Visit] = {}
+        for clients in in_stacks(selected, self.stack):
             received, theta = self.theta(state, clients)
-            held, kept = list(theta), sorted(theta.keys() - received.keys())  # not what a visit adds for the server
-            stages = self.method.stages(self.protocol.epochs)
-            theta, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
-            theta |= self.method.end_visit(theta, self.data.ordered(clients, "train", self.protocol.batch_size))
-            told = {k: v.tolist() for k, v in {**self.diagnostics(theta, clients, round_), "loss": loss}.items()}
-            sent = self.method.upload(theta, received)
-            down, up = _add(down, _count(received)), _add(up, _count(sent))
-            for position, client in enumerate(clients):
-                uploads[client] = unstack_state(sent, position)
-                numbers[client] = {name: float(values[position]) for name, values in told.items()}
-                personal[client] = unstack_state({k: theta[k] for k in kept}, position)
-                if self.protocol.eval_point == "post_local":
-                    local[client] = unstack_state({k: theta[k] for k in held}, position)
-        order = sorted(cohort)  # sums are taken in one order, whatever order the clients trained in
-        stacked = stack_states([uploads[client] for client in order])
-        weights = self.weights(order)
-        state.server = self.method.aggregate(state.server, stacked, weights, order)
-        state.personal, state.local, state.round = personal, local, round_
-        means = {name: sum(numbers[client][name] for client in order) / len(order) for name in numbers[order[0]]}
-        return RoundLog(round_, tuple(order), means.pop("loss"), down[0], up[0], down[1], up[1], means)
+            trained, numbers = self._train(theta, clients, round_)
+            uploads = self.method.upload(trained, received)
+            visits |= self._visits(clients, received, theta, trained, uploads, numbers)
+        visits = dict(sorted(visits.items()))  # sums are taken in one order, whatever order the clients trained in
+        state.server = self._aggregate(state.server, visits)
+        state.personal = state.personal | {client: visit.personal for client, visit in visits.items()}
+        state.local = state.local | {client: visit.local for client, visit in visits.items() if visit.local}
+        state.round = round_
+        return _log(round_, visits)
+
+    def _train(self, theta: State, clients: Sequence[int], round_: int) -> tuple[State, State]:
+        """What ``clients`` hold after local training, statistics for the server included, and numbers to log."""
+        stages = self.method.stages(self.protocol.epochs)
+        trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
+        trained |= self.method.end_visit(trained, self.data.ordered(clients, "train", self.protocol.batch_size))
+        return trained, {**self.diagnostics(trained, clients, round_), "loss": loss}
+
+    def _visits(
+        self, clients: Clients, received: State, theta: State, trained: State, uploads: State, numbers: State
+    ) -> dict[int, Visit]:
+        """Stacked tensors taken apart. Clients keep what they held at the start, not what they add for the server."""
+        personal = {name: trained[name] for name in sorted(theta.keys() - received.keys())}
+        local = {name: trained[name] for name in theta} if self.protocol.eval_point == "post_local" else {}
+        values = {name: tensor.tolist() for name, tensor in numbers.items()}
+        return {
+            client: Visit(
+                unstack_state(uploads, position),
+                unstack_state(personal, position),
+                unstack_state(local, position),
+                payload_of({name: tensor[position] for name, tensor in received.items()}),
+                {name: float(per_client[position]) for name, per_client in values.items()},
+            )
+            for position, client in enumerate(clients)
+        }
+
+    def _aggregate(self, server: State, visits: Mapping[int, Visit]) -> State:
+        clients = list(visits)
+        uploads = stack_states([visit.upload for visit in visits.values()])
+        return self.method.aggregate(server, uploads, self.weights(clients), clients)
 
     def diagnostics(self, theta: State, clients: Sequence[int], round_: int) -> State:
         """The method's own numbers on each client's first training images; consumes nothing of training."""
@@ -125,25 +161,29 @@ class Federation:
         return self.method.diagnostics(theta, self.data.batch(clients, "train", first, rngs, "diagnose"))
 
     def weights(self, clients: Sequence[int]) -> Tensor:
+        """The clients' shares in the server's mean."""
         uniform = self.protocol.agg_weights == "uniform"
         sizes = torch.tensor([1 if uniform else self.data.size(c) for c in clients], dtype=torch.float64)
         return (sizes / sizes.sum()).to(self.data.device)
 
 
-def auto_stack(method: Method, batch_size: int) -> int:
-    """As many clients as keep a step's activations within STEP_MEMORY, by a rule of the shapes alone."""
-    backbone = method.backbone
-    if "images" not in method.needs:
-        return max(1, STEP_MEMORY // (batch_size * backbone.width * 64))
-    # About 16 floats a token and channel are kept for the backward pass of one block, prompts included.
-    per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
-    return max(1, STEP_MEMORY // (batch_size * per_image))
+def payload_of(state: State) -> Payload:
+    tensors = state.values()
+    return Payload(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
 
 
-def _count(payload: State) -> tuple[int, int]:
-    tensors = payload.values()
-    return sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _add(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    return a[0] + b[0], a[1] + b[1]
+def _log(round_: int, visits: Mapping[int, Visit]) -> RoundLog:
+    numbers = [visit.numbers for visit in visits.values()]
+    means = {name: sum(row[name] for row in numbers) / len(numbers) for name in numbers[0]}
+    down = [visit.downloaded for visit in visits.values()]
+    up = [payload_of(visit.upload) for visit in visits.values()]
+    return RoundLog(
+        round_,
+        tuple(visits),
+        means.pop("loss"),
+        floats_down=sum(payload.floats for payload in down),
+        floats_up=sum(payload.floats for payload in up),
+        bytes_down=sum(payload.bytes for payload in down),
+        bytes_up=sum(payload.bytes for payload in up),
+        diagnostics=means,
+    )

@@ -45,11 +45,16 @@ def backbone_spec(name: str, weights: str | None = None, image_size: int | None 
         plain = [model for model in known if re.fullmatch(r"vit_[a-z]+_patch\d+_\d+", model)]
         raise unknown("backbone", name, [MICRO_VIT, *plain, *timm.list_pretrained(f"{base}.*")])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
-    patch = _build(name, size, meta=True).patch_embed.patch_size[0]
+    patch = _patch_size(name)
     if size < patch or size % patch:
         nearest = max(patch, size // patch * patch)
         raise UserError(f"image size {size} is not a multiple of the patch size {patch} of {name}; take {nearest}.")
     return BackboneSpec(name, weights_identity(name, weights), size)
+
+
+@lru_cache
+def _patch_size(name: str) -> int:
+    return int(_build(name, 224, meta=True).patch_embed.patch_size[0])
 
 
 def weights_identity(name: str, weights: str | None) -> str:

@@ -3,14 +3,14 @@
 All workers measure at once, so that they are in each other's way as much as they will be in the run.
 """
 
+import json
 import math
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from fedprompt.harness.cells.cell import make_cell
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
-from fedprompt.harness.planning.cost import Cost, cost, meta_method, passes, shape_federation
+from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.planning.cost import Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.tracking.tracker import Tracker, default_uri
-from fedprompt.methods import load_plugin
+from fedprompt.methods import Method, load_plugin
 
-BUDGET = 45.0  # seconds of all timing together; what would take longer is timed with fewer images
+BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images
 TURNS = 3  # of a pass, the first of which may be slow
 WARM_UP = 1.0  # seconds
 
@@ -42,6 +41,16 @@ class Job:
     batch_size: int
     images: dict[str, int]  # of all its runs, by kind of pass: what matters most is timed first
     step: tuple[int, int]  # clients in the largest step, and images of each
+
+    @property
+    def family(self) -> str:
+        """Equal for jobs that differ in the number of classes and in learning rates alone."""
+        return json.dumps([self.method, structure(self.params), astuple(self.backbone), self.batch_size])
+
+
+def structure(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that a pass can cost more or less by: all but learning rates."""
+    return {name: value for name, value in sorted(params.items()) if name != "lr" and not name.endswith("_lr")}
 
 
 @dataclass(frozen=True)
@@ -69,25 +78,39 @@ class Overhead:
 
 def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
     """Count every job and, if wanted, time it; also the seconds that the workers took to start."""
+    costs = [count_passes(job) for job in track(jobs, "counting FLOPs")]
+    if not timed:
+        return [Price(counted) for counted in costs], 0.0
     if workers == 1:
-        return _prices(map, jobs, site, workers, timed), 0.0
+        return _timed(map, jobs, costs, site, workers), 0.0
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _plugins, (site.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
-        return _prices(pool.map, jobs, site, workers, timed), started
+        return _timed(pool.map, jobs, costs, site, workers), started
 
 
-def _prices(run: Any, jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> list[Price]:
-    costs = list(track(run(count_passes, jobs), "counting FLOPs", total=len(jobs)))
-    if not timed:
-        return [Price(found) for found in costs]
-    steps = [math.prod(job.step) / found.images for job, found in zip(jobs, costs, strict=True)]
-    needs = [sum(found.flops.values()) * step for found, step in zip(costs, steps, strict=True)]
+def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, workers: int) -> list[Price]:
+    """Jobs that differ in the number of classes alone are timed as one; their seconds per image follow the FLOPs."""
+    families: dict[tuple[object, ...], list[int]] = {}
+    for index, job in enumerate(jobs):
+        families.setdefault((job.family, tuple(sorted(job.images))), []).append(index)
+    dearest = [max(members, key=lambda index: sum(costs[index].flops.values())) for members in families.values()]
+    needs = [sum(costs[index].flops.values()) * math.prod(jobs[index].step) / costs[index].images for index in dearest]
     # Half of the time is shared equally, for small passes are slow beyond their FLOPs.
-    shares = [BUDGET * workers * (1 / len(jobs) + need / sum(needs)) / 2 for need in needs]
-    lines = run(time_passes, jobs, costs, [site] * len(jobs), shares)
-    return list(map(Price, costs, track(lines, "timing", total=len(jobs))))
+    shares = [BUDGET * workers * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
+    arguments = [jobs[index] for index in dearest], [costs[index] for index in dearest], [site] * len(dearest), shares
+    timings = track(run(time_passes, *arguments), "timing", total=len(dearest))
+    found: dict[int, Price] = {}
+    for members, index, lines in zip(families.values(), dearest, timings, strict=True):
+        found |= {member: Price(costs[member], _scaled(lines, costs[index], costs[member])) for member in members}
+    return [found[index] for index in range(len(jobs))]
+
+
+def _scaled(lines: Mapping[str, Line], timed: Cost, other: Cost) -> dict[str, Line]:
+    """Seconds per image in proportion to FLOPs; those of a step stay."""
+    ratios = {kind: other.flops[kind] / timed.flops[kind] if timed.flops[kind] else 1.0 for kind in lines}
+    return {kind: Line(line.step, line.image * ratios[kind]) for kind, line in lines.items()}
 
 
 def _plugins(files: Sequence[str]) -> None:
@@ -96,7 +119,7 @@ def _plugins(files: Sequence[str]) -> None:
 
 
 def count_passes(job: Job) -> Cost:
-    method = meta_method(job.method, _backbone(job.backbone, "meta"), job.classes, **job.params)
+    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, **job.params)
     return cost(method, 1, job.batch_size, job.images)
 
 
@@ -109,7 +132,7 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     torch.set_num_threads(site.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = meta_method(job.method, _backbone(job.backbone, site.device), job.classes, clients, **job.params)
+    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, clients, **job.params)
     works = {k * b: _works(method, k, b) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
@@ -161,18 +184,13 @@ def measure_overhead(dataset: str) -> Overhead:
     return Overhead(max(0.0, first - short), max(0.0, short - each), each)
 
 
-@lru_cache(maxsize=2)
-def _backbone(spec: BackboneSpec, device: str) -> FrozenViT:
-    return load_backbone(replace(spec, weights="random"), device=device)
-
-
-def _works(method: Any, clients: int, batch: int) -> dict[str, Callable[[], Any]]:
+def _works(method: Method, clients: int, batch: int) -> dict[str, Callable[[], object]]:
     federation = shape_federation(method, clients, batch)
     state = federation.start()
     return passes(federation, state, federation.theta(state, federation.members)[1])
 
 
-def _seconds(work: Callable[[], Any], limit: float, device: str) -> float:
+def _seconds(work: Callable[[], object], limit: float, device: str) -> float:
     """The best of a few turns, as many as fit into ``limit``; one in any case, and a second if the first was short."""
     turns: list[float] = []
     while len(turns) < TURNS and sum(turns) + max(turns, default=0.0) <= max(limit, WARM_UP if len(turns) < 2 else 0.0):

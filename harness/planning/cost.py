@@ -4,28 +4,24 @@ On `meta` everything goes through the code of a real visit. FLOPs are those of m
 attention, a multiplication and an addition counting two; norms, softmax and activations are left out, as is usual.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.clients import ClientData, Split
+from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.rounds import Federation, FederationState, payload_of
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.planning.counting import counted, kept_for_backward
 from fedprompt.methods import Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
@@ -58,13 +54,13 @@ class ShapeData(ClientData):
         self.method, self.device, self.num_clients = method, method.backbone.device, method.task.num_clients
         self._size = size
 
-    def size(self, client: int, split: Split = "train") -> int:  # noqa: ARG002
+    def size(self, client: int, split: SplitName = "train") -> int:  # noqa: ARG002
         return self._size
 
     def batch(
         self,
         clients: Sequence[int],
-        split: Split,  # noqa: ARG002
+        split: SplitName,  # noqa: ARG002
         positions: Sequence[Tensor],
         rngs: Sequence[torch.Generator],
         stage: str = "train",
@@ -90,8 +86,14 @@ def meta_backbone(name: str = VIT_BASE, image_size: int = 224) -> FrozenViT:
     return load_backbone(BackboneSpec(name, "random", image_size), device="meta")
 
 
+@lru_cache(maxsize=2)
+def shape_backbone(spec: BackboneSpec, device: str = "meta") -> FrozenViT:
+    """The architecture of ``spec`` with random weights, or with none on `meta`; costs do not depend on them."""
+    return load_backbone(replace(spec, weights="random"), device=device)
+
+
 def shape_federation(method: Method, clients: int, batch_size: int) -> Federation:
-    """A federation whose visits are one step a stage, on the device of the method's backbone."""
+    """A federation whose visits are one step per stage, on the device of the method's backbone."""
     protocol = Protocol(epochs=1, batch_size=batch_size, stack=clients)
     return Federation(method, ShapeData(method, batch_size), protocol, seed=0, members=range(clients))
 
@@ -101,7 +103,7 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     `train STAGE` steps; `end` and `diagnose` close a visit; `evaluate` and `sweep` predict (with the method's own
     number of draws, with all of them); `adapt` and `newcomer` are steps of clients that never took part and of those
-    kept out; `features` are frozen ones, computed once a run.
+    kept out; `features` are frozen ones, computed once per run.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
@@ -141,68 +143,31 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
     for kind, work in passes(federation, state, theta).items():
         visit = kind.startswith(TRAIN) or kind == "end"
         if kinds is None or visit or kind in kinds:
-            with counted() as counter, kept_for_backward(method.backbone, theta) as kept:
+            with counted() as counter, kept_for_backward(method.backbone, theta) as storage_bytes:
                 result = work()
-            flops[kind] = counter.get_total_flops()
+            flops[kind] = counter.flops
             if visit:
                 trained = {**trained, **result}
-                saved.append(sum(kept.values()))
-    (floats_down, bytes_down), (floats_up, bytes_up) = _size(received), _size(method.upload(trained, received))
-    return Cost(clients * batch_size, flops, max(saved), floats_down, floats_up, bytes_down, bytes_up)
-
-
-def _size(payload: State) -> tuple[int, int]:
-    """Floats and bytes of one client."""
-    first = [tensor[0] for tensor in payload.values()]
-    return sum(t.numel() for t in first), sum(t.numel() * t.element_size() for t in first)
-
-
-class _FusedAttention(TorchFunctionMode):
-    """Attention on `meta` by the kernel that real devices use: it keeps no (tokens x tokens) matrix for backward."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and args[0].is_meta:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*args, **(kwargs or {}))[0]
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def counted() -> Iterator[FlopCounterMode]:
-    with _FusedAttention(), FlopCounterMode(display=False) as counter:
-        yield counter
-
-
-@contextmanager
-def kept_for_backward(backbone: FrozenViT, theta: State) -> Iterator[dict[Any, int]]:
-    """Bytes of every storage that autograd keeps, each once; weights and theta are there anyway."""
-    there = [*backbone.parameters(), *backbone.buffers(), *theta.values()]
-    known = {tensor.untyped_storage()._cdata for tensor in there}
-    storages: dict[Any, int] = {}
-    alive = []  # an address is used again once its storage is gone
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in known:
-            alive.append(storage)
-            storages[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield storages
+                saved.append(sum(storage_bytes.values()))
+    down, up = (
+        payload_of({name: tensor[0] for name, tensor in sent.items()})
+        for sent in (received, method.upload(trained, received))
+    )
+    return Cost(clients * batch_size, flops, max(saved), down.floats, up.floats, down.bytes, up.bytes)
 
 
 def meta_method(name: str, backbone: FrozenViT, classes: int = 100, clients: int = 1, **params: Any) -> Method:
     """A registered method on shapes: ``classes`` classes, every client with an image of each."""
     cls = registry().get(name)
     task = Task(tuple(map(str, range(classes))), torch.ones(clients, classes, dtype=torch.int64))
-    chosen: Any = build(cls.Params, params, name)
-    return cls(chosen, backbone, task)
+    built: Any = build(cls.Params, params, name)
+    return cls(built, backbone, task)
 
 
 def markdown(backbone: FrozenViT, names: Sequence[str], classes: int = 100, batch_size: int = 64) -> str:
     """A table of what an image costs with each of these methods as it is by default."""
     lines = [
-        "| method | GFLOPs in training | in evaluation | once a run | activations, MB | floats down | floats up |",
+        "| method | GFLOPs in training | in evaluation | once per run | activations, MB | floats down | floats up |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in names:

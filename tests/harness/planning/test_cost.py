@@ -16,7 +16,8 @@ from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.planning.cost import Cost, cost, counted, markdown, meta_backbone, meta_method, shape_federation
+from fedprompt.harness.planning.cost import Cost, cost, markdown, meta_backbone, meta_method, shape_federation
+from fedprompt.harness.planning.counting import counted
 from fedprompt.methods import State, registry
 from fedprompt.methods.fedvpt import FedVPT
 
@@ -41,7 +42,7 @@ def forward_flops(rows: int) -> int:
     images = torch.zeros(2, 3, 224, 224, dtype=torch.uint8, device="meta")
     with counted() as flops:
         vit_base().forward(images, rows=rows)
-    return flops.get_total_flops() // 2
+    return flops.flops // 2
 
 
 def test_a_forward_pass_of_vit_base_is_35_gflops() -> None:

@@ -28,9 +28,11 @@ from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, Line, Price, count_passes, prices
-from fedprompt.harness.planning.cost import cost, counted, meta_backbone, meta_method
+from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
+from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
-from fedprompt.harness.planning.plan import CellPlan, makespan, plan_suite, tally_cells
+from fedprompt.harness.planning.plan import CellPlan, makespan, plan_suite
+from fedprompt.harness.planning.tally import tally_cells
 
 # -- three cells of the paper by hand: ViT-B/16 at 224 px, R = 100, E = 5 ---------------------------------------------
 
@@ -201,7 +203,7 @@ def test_a_run_sees_what_was_planned(
     assert watch.features == planned.images.get("features", 0)
     # What is left out: the server's sums, padded rows of a head, steps smaller than a batch.
     priced = cost(meta_method(method, meta_backbone("micro-vit", 16), 4, **params), 1, 8, planned.images)
-    assert flops.get_total_flops() == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.005)
+    assert flops.flops == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.005)
 
 
 # -- suites -----------------------------------------------------------------------------------------------------------

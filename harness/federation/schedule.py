@@ -1,0 +1,130 @@
+"""The schedule of a run: who trains and who is evaluated in which round, known before anything is computed.
+
+`run_cell` carries it out, `fedprompt plan` counts it.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.harness.federation.clients import SplitName
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.methods import Method, Stage
+
+Clients = tuple[int, ...]
+STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed, so that a cell is the same everywhere
+
+
+class AdaptationEpochs(NamedTuple):
+    """How long a client adapts a copy of its state before it is evaluated; 0 for most."""
+
+    participant: int  # has taken part in a round
+    stranger: int  # has not
+
+
+class Group(NamedTuple):
+    """Clients of one stack that adapt equally long before they are evaluated."""
+
+    clients: Clients
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Clients to be evaluated on their own ``split``, in the stacks and groups that share their passes."""
+
+    split: SplitName
+    stacks: tuple[tuple[Group, ...], ...]
+    sweep: bool = False  # also count the predictions of other numbers of draws
+    newcomers: bool = False  # clients kept out of all rounds, which begin with what `Method.newcomer` sends
+
+
+@dataclass(frozen=True)
+class Round:
+    number: int  # from 1
+    cohort: Clients
+    stacks: tuple[Clients, ...]  # the cohort in groups that train in one pass
+    evaluations: tuple[Evaluation, ...] = ()  # after the aggregation
+
+
+def schedule(
+    protocol: Protocol,
+    seed: int,
+    members: Sequence[int],
+    unseen: Sequence[int],
+    stack: int,
+    adaptation: AdaptationEpochs,
+) -> Iterator[Round]:
+    """Every round of a run. ``unseen`` clients take no part in training and are evaluated once, at the end."""
+    participants: set[int] = set()
+    for number in range(1, protocol.rounds + 1):
+        cohort = select(protocol, seed, members, number)
+        participants.update(cohort)
+        evaluations = []
+        if protocol.evaluated(number):
+            stacks = evaluation_groups(members, participants, stack, adaptation)
+            evaluations.append(Evaluation(protocol.evaluated_split, stacks, protocol.swept(number)))
+        if unseen and number == protocol.rounds:
+            evaluations.append(newcomer_evaluation(protocol, unseen, stack))
+        yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
+
+
+def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -> Clients:
+    """The cohort of a round, sorted: the same for every method with this seed."""
+    size = max(1, round(protocol.participation * len(members)))
+    if size == len(members):
+        return tuple(members)
+    drawn = numpy_rng(seed, "participation", round_).choice(members, size, replace=False)
+    return tuple(sorted(drawn.tolist()))
+
+
+def in_stacks(clients: Sequence[int], stack: int) -> tuple[Clients, ...]:
+    """Clients cut into groups of at most ``stack`` that share a pass."""
+    return tuple(tuple(clients[start : start + stack]) for start in range(0, len(clients), stack))
+
+
+def evaluation_groups(
+    clients: Sequence[int], participants: Collection[int], stack: int, adaptation: AdaptationEpochs
+) -> tuple[tuple[Group, ...], ...]:
+    """Each stack of ``clients``, split by how long they adapt first."""
+    stacks = []
+    for stacked in in_stacks(clients, stack):
+        by_epochs: dict[int, list[int]] = {}
+        for client in stacked:
+            epochs = adaptation.participant if client in participants else adaptation.stranger
+            by_epochs.setdefault(epochs, []).append(client)
+        stacks.append(tuple(Group(tuple(group), epochs) for epochs, group in by_epochs.items()))
+    return tuple(stacks)
+
+
+def newcomer_evaluation(
+    protocol: Protocol, clients: Sequence[int], stack: int, split: SplitName | None = None
+) -> Evaluation:
+    stacks = tuple((Group(stacked, protocol.epochs),) for stacked in in_stacks(clients, stack))
+    return Evaluation(split or protocol.evaluated_split, stacks, newcomers=True)
+
+
+def adaptation_epochs(method: Method, protocol: Protocol) -> AdaptationEpochs:
+    everyone = protocol.eval_ft_epochs or (protocol.epochs if method.finetune_before_evaluation() else 0)
+    has_personal_state = bool(method.init_personal(torch.Generator(), 0))
+    fitted = protocol.never_sampled == "finetune" and has_personal_state
+    return AdaptationEpochs(everyone, protocol.epochs if fitted else everyone)
+
+
+def adaptation_stages(method: Method, epochs: int, held: Collection[str], newcomers: bool = False) -> list[Stage]:
+    """What clients train before they are evaluated, of the tensors that they hold."""
+    stages = method.newcomer_stages(epochs) if newcomers else [method.adaptation(epochs)]
+    return [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in held}) for stage in stages]
+
+
+def auto_stack(method: Method, batch_size: int) -> int:
+    """As many clients as keep a step's activations within STEP_MEMORY, by a rule of the shapes alone."""
+    backbone = method.backbone
+    if "images" not in method.needs:
+        return max(1, STEP_MEMORY // (batch_size * backbone.width * 64))
+    # About 16 floats per token and channel are kept for the backward pass of one block, prompts included.
+    per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
+    return max(1, STEP_MEMORY // (batch_size * per_image))

@@ -1,0 +1,213 @@
+"""The images that a run passes, counted along its schedule without computing anything."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.core.progress import track
+from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.federation.schedule import (
+    AdaptationEpochs,
+    Evaluation,
+    Round,
+    adaptation_epochs,
+    adaptation_stages,
+    auto_stack,
+    schedule,
+)
+from fedprompt.harness.model.features import CHUNK
+from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.planning.cost import TRAIN, meta_method, shape_backbone, shape_federation
+from fedprompt.methods import Method, Stage
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a run goes through."""
+
+    images: Mapping[str, int]  # images passed, by kind of pass (see `cost.passes`)
+    steps: Mapping[str, int]  # batches of a stack of clients
+    visits: int  # of a client in a round: as many downloads and uploads
+    step: tuple[int, int] = (1, 1)  # clients in the largest training step, and images of all of them
+
+
+@dataclass
+class Passes:
+    """Passes over local data: how many images, in how many steps."""
+
+    images: int = 0
+    steps: int = 0
+
+    def add(self, sizes: Sequence[int], batch_size: int) -> None:
+        """One pass of a stack of clients with ``sizes`` images each."""
+        self.images += sum(sizes)
+        self.steps += math.ceil(max(sizes) / batch_size)
+
+
+@dataclass
+class Workload:
+    """A schedule in passes over the clients' data, whatever a method computes in them."""
+
+    visits: int = 0
+    trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
+    first_batches: Passes = field(default_factory=Passes)  # of every visit
+    adapted: dict[int, Passes] = field(default_factory=dict)  # the same of every adaptation, by its epochs
+    evaluated: Passes = field(default_factory=Passes)
+    swept: Passes = field(default_factory=Passes)
+    newcomers: Passes = field(default_factory=Passes)
+    step: tuple[int, int] = (1, 1)  # as in `Tally`
+
+    def add_round(self, scheduled: Round, train: Sequence[int], test: Sequence[int], batch_size: int) -> None:
+        """``train`` and ``test`` are the numbers of images of each client."""
+        for clients in scheduled.stacks:
+            first = [min(train[client], batch_size) for client in clients]
+            self.trained.add([train[client] for client in clients], batch_size)
+            self.first_batches.add(first, batch_size)
+            self.step = max(self.step, (len(clients), sum(first)), key=lambda step: step[1])
+        self.visits += len(scheduled.cohort)
+        for evaluation in scheduled.evaluations:
+            self._add_evaluation(evaluation, train, test, batch_size)
+
+    def _add_evaluation(
+        self, evaluation: Evaluation, train: Sequence[int], test: Sequence[int], batch_size: int
+    ) -> None:
+        predicted = self.swept if evaluation.sweep else self.evaluated
+        for clients, epochs in chain.from_iterable(evaluation.stacks):
+            predicted.add([test[client] for client in clients], batch_size)
+            if evaluation.newcomers:
+                self.newcomers.add([train[client] for client in clients], batch_size)
+            elif epochs:
+                adapted = self.adapted.setdefault(epochs, Passes())
+                adapted.add([train[client] for client in clients], batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Visitor:
+    """A method under a protocol, without data and weights: what it does in the passes of a workload."""
+
+    method: Method
+    protocol: Protocol
+    stack: int
+    adaptation: AdaptationEpochs
+
+    def tally(self, work: Workload) -> Tally:
+        method, epochs = self.method, self.protocol.epochs
+        images: Counter[str] = Counter()
+        steps: Counter[str] = Counter()
+
+        def count(kind: str, passes: Passes, times: int = 1) -> None:
+            images[kind] += times * passes.images
+            steps[kind] += times * passes.steps
+
+        for stage in method.stages(epochs):
+            count(f"{TRAIN}{stage.name}", work.trained, _epochs([stage]))
+        if _overrides(method, "end_visit"):
+            count("end", work.trained)
+        if _overrides(method, "diagnostics"):
+            count("diagnose", work.first_batches)
+        count("evaluate", work.evaluated)
+        count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
+        for adapting, passes in work.adapted.items():
+            count("adapt", passes, _adaptation_passes(self, adapting))
+        if work.newcomers.images:
+            count("newcomer", work.newcomers, _adaptation_passes(self, epochs, newcomers=True))
+        return Tally(+images, +steps, work.visits, work.step)
+
+
+class Deal:
+    """A partition reduced to what counting needs."""
+
+    def __init__(self, dataset: Dataset, partition: Partition, protocol: Protocol) -> None:
+        self.train = [len(rows) for rows in partition.train]
+        self.test = [len(rows) for rows in getattr(partition, protocol.evaluated_split)]
+        self.unseen = partition.unseen
+        self.members = tuple(client for client in range(partition.num_clients) if client not in partition.unseen)
+        needed = np.zeros(len(dataset.labels), bool)
+        needed[np.concatenate([*partition.train, *partition.test, *partition.val])] = True
+        if needed.sum() > len(needed) / 2:  # then a run computes the features of all images
+            needed[:] = True
+        self.feature_count = int(needed.sum())
+        self.feature_key = hashlib.sha256(needed.tobytes()).hexdigest()
+
+
+def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[Tally]:
+    """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
+    deals: dict[tuple[object, ...], Deal] = {}
+    workloads: dict[tuple[object, ...], Workload] = {}
+    cached_features: set[tuple[object, ...]] = set()
+    tallies = []
+    for cell in track(cells, "counting images"):
+        dataset, protocol = datasets[cell.dataset], cell.protocol
+        dealt = (cell.dataset, cell.partition, cell.seed, protocol.val_fraction)
+        if dealt not in deals:
+            spec = parse_partition(cell.partition)
+            deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
+        deal, visiting = deals[dealt], visitor(cell, dataset.num_classes)
+        run = (dealt, protocol, visiting.stack, visiting.adaptation)
+        if run not in workloads:
+            workloads[run] = workload(visiting, cell.seed, deal)
+        tally = visiting.tally(workloads[run])
+        tallies.append(_with_features(tally, cell, visiting.method, deal, cached_features))
+    return tallies
+
+
+def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
+    """Follow a run round by round."""
+    protocol, total = visiting.protocol, Workload()
+    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack, visiting.adaptation):
+        total.add_round(scheduled, deal.train, deal.test, protocol.batch_size)
+    return total
+
+
+def visitor(cell: Cell, classes: int) -> Visitor:
+    """Built once for cells that differ in partition and seed alone: these do not change what a pass is."""
+    return _visitor(cell.method, tuple(cell.params.items()), cell.backbone, classes, cell.protocol)
+
+
+@cache
+def _visitor(
+    name: str, params: tuple[tuple[str, Any], ...], spec: BackboneSpec, classes: int, protocol: Protocol
+) -> Visitor:
+    method = meta_method(name, shape_backbone(spec), classes, **dict(params))
+    stack = protocol.stack or auto_stack(method, protocol.batch_size)
+    return Visitor(method, protocol, stack, adaptation_epochs(method, protocol))
+
+
+def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached: set[tuple[object, ...]]) -> Tally:
+    """``tally`` with the frozen features that the run computes; ``cached`` are those that earlier cells have left."""
+    if "features" not in method.needs:
+        return tally
+    key = (cell.dataset, method.feature_depth(method.params) or method.backbone.depth, deal.feature_key)
+    if key in cached:
+        return tally
+    if cell.backbone.weights != "hub":  # what the hub serves may change, so it is not kept on disk
+        cached.add(key)
+    count = deal.feature_count
+    images = {**tally.images, "features": count}
+    return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
+
+
+@cache
+def _adaptation_passes(visitor: Visitor, epochs: int, newcomers: bool = False) -> int:
+    """Passes over a client's data in an adaptation of so many epochs."""
+    federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
+    _, theta = federation.theta(federation.start(), federation.members, newcomers)
+    return _epochs(adaptation_stages(visitor.method, epochs, theta, newcomers))
+
+
+def _epochs(stages: Iterable[Stage]) -> int:
+    """Passes over a client's data; a stage that trains nothing makes none."""
+    return sum(stage.epochs for stage in stages if stage.rates)
+
+
+def _overrides(method: Method, name: str) -> bool:
+    return getattr(type(method), name) is not getattr(Method, name)
