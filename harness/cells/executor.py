@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import note_failure, run_folder
+from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, run_folder
 from fedprompt.harness.cells.run import Progress, Site, run_cell
 from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import load_plugin
@@ -29,6 +29,7 @@ class Outcome:
     cell: Cell
     folder: Path
     error: str = ""
+    locked: bool = False  # the error is that another process is running the cell
 
 
 Report = Callable[[Progress], None]
@@ -50,8 +51,12 @@ def execute(
 def _attempt(cell: Cell, site: Site, report: Report, restart: bool) -> Outcome:
     folder = run_folder(site.out, cell)
     try:
+        if is_locked(folder):  # known before the data are loaded
+            raise LockedError(cell)
         run_cell(cell, site, report, restart)
         return Outcome(cell, folder)
+    except LockedError as error:  # not a failure of the cell
+        return Outcome(cell, folder, str(error), locked=True)
     except UserError as error:
         reason = str(error)
     except Exception as error:  # a method's fault must not take the other cells along; it is kept and shown

@@ -25,6 +25,7 @@ import pandas as pd
 import safetensors
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
@@ -52,6 +53,24 @@ def is_done(folder: Path) -> bool:
     return (folder / DONE).exists()
 
 
+class LockedError(UserError):
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it.")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is running the folder's cell at this moment."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # it cannot be opened, which `open_folder` explains
+        return False
+
+
 @contextmanager
 def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[None]:
     """Hold ``folder`` for this process; refuse one that another process holds or that belongs to another cell."""
@@ -64,9 +83,7 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(
-                f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it."
-            ) from error
+            raise LockedError(cell) from error
         for stray in folder.glob(".*-*"):  # left by a process killed while it wrote
             stray.unlink()
         if restart:

@@ -79,6 +79,8 @@ def run_cell(
         cell, site
     )  # whatever is wrong with the input shows before anything is written
     with open_folder(folder, cell, restart):
+        if is_done(folder):  # another process finished it meanwhile
+            return folder
         run = load_checkpoint(folder, cell, site.device) or Run(federation.start())
         partition.save(folder / "partition.npz")
         started, begun_at = time.perf_counter(), run.state.round

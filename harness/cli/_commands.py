@@ -60,7 +60,7 @@ def plan(args: Namespace) -> None:
 def chosen_suite(args: Namespace) -> "Suite":
     """The suite of the arguments, cut to the chosen methods and seeds, with tuned values where there are some."""
     from fedprompt.harness.cells.suite import load_suite
-    from fedprompt.harness.tuning.search import tuned_path, with_tuned
+    from fedprompt.harness.tuning.tuned import tuned_path, with_tuned
 
     _plugins(args)
     if getattr(args, "workers", 1) < 1:

@@ -1,4 +1,4 @@
-"""`fedprompt tune`: searches with bars, then a table of what was chosen."""
+"""`fedprompt tune`: searches with progress bars, then a table of the selected values."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -13,48 +13,37 @@ from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cells.cell import Cell
-    from fedprompt.harness.cells.run import Progress
-    from fedprompt.harness.tuning.queue import Queue
-    from fedprompt.harness.tuning.search import Point, Search
+    from fedprompt.harness.cells.run import Progress, Site
+    from fedprompt.harness.tuning.search import Point, Result, Search
+    from fedprompt.harness.tuning.study import Study
 
 
 def tune(args: Namespace) -> int:
     """1 if a study ended without any finished trial."""
     from optuna.exceptions import StorageInternalError
 
-    from fedprompt.harness.cells.run import Site, choose_device
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.store import first_line, public
-    from fedprompt.harness.tuning.queue import Queue, open_storage
-    from fedprompt.harness.tuning.run import tune as run_studies
-    from fedprompt.harness.tuning.search import searches, tuned_path
-    from fedprompt.harness.tuning.trials import StudyTracker
+    from fedprompt.harness.tuning.search import searches
+    from fedprompt.harness.tuning.study import Study, open_storage
+    from fedprompt.harness.tuning.study_tracker import StudyTracker
+    from fedprompt.harness.tuning.tune import tune as run_studies
+    from fedprompt.harness.tuning.tuned import tuned_path
 
-    if args.threads < 1:
-        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
     suite = chosen_suite(args)
-    wanted = searches(suite, args.sampler, args.trials)
-    if not wanted:
+    open_searches = searches(suite, args.sampler, args.trials)
+    if not open_searches:
         raise UserError(
             f"suite {suite.name!r} has nothing to search: give values in tune.grid, or choose other methods."
         )
-    weights = None if args.weights in (None, "hub", "random") else args.weights
-    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    site = Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
+    site = _site(args)
     url = args.storage or f"sqlite:///{(args.out / 'optuna.db').resolve()}"
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {args.out}: {error.strerror}; choose another folder with --out DIR."
-        ) from error
-    storage = open_storage(url)
-    queues = [Queue(search, storage) for search in wanted]
+    storage = open_storage(url, args.out)
+    studies = [Study(search, storage, args.out) for search in open_searches]
     tracker, path = StudyTracker(tracking_uri(args), args.out, suite.name), tuned_path(suite, args.out)
     with progress() as bar:
-        total = sum(search.trials if search.sampler == "tpe" else len(search.points) for search in wanted)
-        done = sum(result.value is not None for queue in queues for result in queue.results())
-        whole = bar.add_task(f"trials of {len(wanted)} studies", total=total, completed=done)
+        total = sum(study.expected for study in studies)
+        whole = bar.add_task(f"points of {len(studies)} studies", total=total)
         rows: dict[str, Any] = {}
 
         def report(cell: "Cell", event: "Progress") -> None:
@@ -62,34 +51,50 @@ def tune(args: Namespace) -> int:
                 rows[event.cell] = bar.add_task(cell.label, total=event.rounds)
             bar.update(rows[event.cell], completed=event.round)
 
-        def ended(search: "Search", point: "Point", reason: str) -> None:
-            for cell in search.cells(point):
+        def ended(search: "Search", result: "Result") -> None:
+            for cell in search.cells(result.point):
                 if cell.hash in rows:
                     bar.remove_task(rows.pop(cell.hash))
-            if reason:
-                bar.console.print(f"failed: {search.label} {_values(point)}: {reason}", soft_wrap=True, markup=False)
-            else:
-                bar.advance(whole)
+            bar.advance(whole)
+            if result.reason:
+                line = f"failed: {search.label} {_values(result.point)}: {result.reason}"
+                bar.console.print(line, soft_wrap=True, markup=False)
 
         try:
-            run_studies(queues, site, tracker, path, args.workers, report, ended)
+            run_studies(studies, site, tracker, path, args.workers, report, ended)
         except StorageInternalError as error:
             reason = public(url, first_line(error))
             raise UserError(f"Optuna's database {public(url)} stopped answering ({reason}); try again.") from error
-    return _print_choices(queues, path)
+    return _print_choices(studies, path)
 
 
-def _print_choices(queues: "list[Queue]", path: Path) -> int:
-    from fedprompt.harness.tuning.run import choose
+def _site(args: Namespace) -> "Site":
+    from fedprompt.harness.cells.run import Site, choose_device
+
+    if args.threads < 1:
+        raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {args.out}: {error.strerror}; choose another folder with --out DIR."
+        ) from error
+    weights = None if args.weights in (None, "hub", "random") else args.weights
+    plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
+    return Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
+
+
+def _print_choices(studies: "list[Study]", path: Path) -> int:
+    from fedprompt.harness.tuning.search import best_result
 
     table = Table("study", "finished", "default %", "best %", "chosen", title="validation accuracy")
     empty = 0
-    for queue in queues:
-        results = queue.results()
-        best, finished = choose(results), [result for result in results if result.value is not None]
+    for study in studies:
+        results = study.results
+        best, finished = best_result(results), [result for result in results if result.value is not None]
         empty += best is None
         table.add_row(
-            escape(queue.search.label),
+            escape(study.search.label),
             f"{len(finished)}/{len(results)}",
             _percent(results[0].value),
             _percent(best.value if best else None),

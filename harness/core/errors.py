@@ -1,7 +1,7 @@
 """Errors meant for the person at the keyboard: one line, the value, what is allowed, what to do next."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class UserError(Exception):
@@ -19,3 +19,10 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
     nearest = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = ", ".join(names) or "none"
     return UserError(f"unknown {kind} {name!r}.{nearest} Known: {listed}.{' ' + hint if hint else ''}")
+
+
+def check_keys(given: Iterable[str], allowed: Collection[str], where: str) -> None:
+    """Refuse the first key that is not among ``allowed``; ``where`` names the place in the message."""
+    for key in given:
+        if key not in allowed:
+            raise unknown(f"key in {where}", key, allowed)
