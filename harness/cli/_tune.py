@@ -42,8 +42,7 @@ def tune(args: Namespace) -> int:
     studies = [Study(search, storage, args.out) for search in open_searches]
     tracker, path = StudyTracker(tracking_uri(args), args.out, suite.name), tuned_path(suite, args.out)
     with progress() as bar:
-        total = sum(study.expected for study in studies)
-        whole = bar.add_task(f"points of {len(studies)} studies", total=total)
+        whole = bar.add_task(f"points of {len(studies)} studies", total=None)
         rows: dict[str, Any] = {}
 
         def report(cell: "Cell", event: "Progress") -> None:
@@ -55,7 +54,7 @@ def tune(args: Namespace) -> int:
             for cell in search.cells(result.point):
                 if cell.hash in rows:
                     bar.remove_task(rows.pop(cell.hash))
-            bar.advance(whole)
+            bar.update(whole, advance=1, total=sum(study.proposed for study in studies))
             if result.reason:
                 line = f"failed: {search.label} {_values(result.point)}: {result.reason}"
                 bar.console.print(line, soft_wrap=True, markup=False)

@@ -1,32 +1,22 @@
-"""Which points to try: a proposer answers the results so far with the next points, until it has none."""
+"""Which points to try. A proposer answers the results so far with the next points, until it has none."""
 
 import hashlib
 import itertools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fedprompt.harness.tuning.search import Point, Result, Search, point_key
 
-
-class Proposer(Protocol):
-    """Called again whenever all points that it proposed have ended, and after a restart from the beginning.
-
-    The first point must be the search's default. A point is proposed until it is among the results, so nothing has to
-    be kept between two calls of the command: points that are finished are read from their run folders.
-    """
-
-    def __call__(self, results: Sequence[Result], count: int) -> list[Point]:
-        """The next points, none if the search is over; if they depend on earlier results, about ``count`` at a time."""
+# Called with the results so far, and with a number of points to stay near if they depend on earlier results. It is
+# called when all points that it proposed have ended, and its first point is the search's default. It proposes a point
+# until that is among the results; so a resumed command starts without results and reads them from the run folders.
+Proposer = Callable[[Sequence[Result], int], list[Point]]
 
 
-class GridProposer:
-    """The grid at once, or as much of it as the budget allows."""
-
-    def __init__(self, search: Search) -> None:
-        self.points = grid_points(search)
-
-    def __call__(self, results: Sequence[Result], count: int) -> list[Point]:  # noqa: ARG002
-        return untried(self.points, results)
+def grid_proposer(search: Search) -> Proposer:
+    """The whole grid at once, or as much of it as the budget allows."""
+    points = grid_points(search)
+    return lambda results, _: untried(points, results)
 
 
 def untried(points: Sequence[Point], results: Sequence[Result]) -> list[Point]:

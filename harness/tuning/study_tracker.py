@@ -38,15 +38,10 @@ class StudyTracker(Tracker):
 
     def record_study(self, search: Search, results: Sequence[Result]) -> None:
         """Record how a study ended; recording it again replaces what was there. ``results`` begin with the default."""
-        best, default_value = best_result(results), results[0].value
+        best, finished = best_result(results), sum(result.value is not None for result in results)
         rows = [{**r.point, "value": r.value, "state": r.state, "chosen": r is best} for r in results]
-        finished = sum(result.value is not None for result in results)
-        metrics = {
-            "finished": finished,
-            "failed": len(results) - finished,
-            "default_value": default_value,
-            "best_value": best.value if best else None,
-        }
+        values = {"default_value": results[0].value, "best_value": best.value if best else None}
+        metrics = {"finished": finished, "failed": len(results) - finished, **values}
 
         def send() -> bool:
             run_id = self._parent(search)
@@ -80,22 +75,13 @@ class StudyTracker(Tracker):
     def _create_parent(self, search: Search, experiment: str) -> str:
         from mlflow.entities import Param
 
-        method, dataset, partition = search.key
-        tags = {
-            "phase": "study",
-            "study": search.name,
-            "study_hash": search.digest,
-            "suite": search.suite,
-            "method": method,
-            "dataset": dataset,
-            "partition": partition,
-            "code": search.base[0].code,
-            "mlflow.source.name": "fedprompt",
-        }
+        place = dict(zip(("method", "dataset", "partition"), search.key, strict=True))
+        tags = {"phase": "study", "study": search.name, "study_hash": search.digest, "suite": search.suite, **place}
+        tags |= {"code": search.base[0].code, "mlflow.source.name": "fedprompt"}
         params = {"sampler": search.sampler, "seeds": ", ".join(str(cell.seed) for cell in search.base)}
         params |= {f"grid.{name}": ", ".join(map(str, values)) for name, values in search.grid.items()}
         params |= {f"default.{name}": str(value) for name, value in search.default.items()}
-        run = self._store.create_run(experiment, tags=tags, run_name=f"study {method} {partition}")
+        run = self._store.create_run(experiment, tags=tags, run_name=f"study {search.key[0]} {search.key[2]}")
         self._store.log_batch(run.info.run_id, params=[Param(name, value) for name, value in params.items()])
         return str(run.info.run_id)
 

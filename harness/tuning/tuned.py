@@ -51,12 +51,9 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
     best, default_value = best_result(results), results[0].value
     if best is None or best.value is None:
         return None
-    method, dataset, partition = search.key
     finished = sum(result.value is not None for result in results)
     return Tuned(
-        method=method,
-        dataset=dataset,
-        partition=partition,
+        **dict(zip(("method", "dataset", "partition"), search.key, strict=True)),
         params=best.point,
         study=search.name,
         value=round(best.value, 6),

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from support.tuning_bench import a_suite, only_search, tune
 
-from fedprompt.harness.tuning.propose import GridProposer, grid_points
+from fedprompt.harness.tuning.propose import grid_points, grid_proposer
 from fedprompt.harness.tuning.search import Result
 
 
@@ -46,6 +46,6 @@ def test_a_larger_budget_adds_points_and_takes_none_away() -> None:
 
 
 def test_a_grid_is_proposed_at_once_and_ended_points_are_not_proposed_again() -> None:
-    propose = GridProposer(only_search(a_suite()))
+    propose = grid_proposer(only_search(a_suite()))
     assert propose([], 1) == [{"lr": 0.1}, {"lr": 0.03}, {"lr": 0.3}]
     assert propose([Result({"lr": 0.03}, reason="no luck"), Result({"lr": 0.1}, 0.5)], 1) == [{"lr": 0.3}]
