@@ -82,7 +82,7 @@ def make_site(args: Namespace) -> "Site":
 def selected_suite(args: Namespace) -> "Suite":
     """The suite, reduced to the methods and seeds that were asked for, with tuned values unless they are unwanted."""
     from fedprompt.harness.cells.suite_file import load_suite
-    from fedprompt.harness.tuning.search import tuned_path, with_tuned
+    from fedprompt.harness.tuning.tuned import tuned_path, with_tuned
 
     load_plugins(args)
     if getattr(args, "workers", 1) < 1:

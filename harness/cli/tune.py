@@ -1,13 +1,19 @@
-"""`fedprompt tune`: searches for learning rates."""
+"""`fedprompt tune`: searches with progress bars, then a table of the selected values."""
 
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
+from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
+    from fedprompt.harness.cells.cell import Cell
+    from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.cli._parser import Commands
+    from fedprompt.harness.tuning.search import Point, Result, Search
+    from fedprompt.harness.tuning.study import Study
 
 EXAMPLES = ("tune embedded", "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20")
 
@@ -25,6 +31,82 @@ def add(commands: "Commands") -> None:
 
 
 def tune(args: Namespace) -> int:
-    from fedprompt.harness.cli._tune import tune as tune_suite
+    """1 if a study ended without any finished trial."""
+    from optuna.exceptions import StorageInternalError
 
-    return tune_suite(args)
+    from fedprompt.harness.core.progress import progress
+    from fedprompt.harness.tracking.store import first_line, public
+    from fedprompt.harness.tuning.search import searches
+    from fedprompt.harness.tuning.study import Study, open_storage
+    from fedprompt.harness.tuning.study_tracker import StudyTracker
+    from fedprompt.harness.tuning.tune import tune as run_studies
+    from fedprompt.harness.tuning.tuned import tuned_path
+
+    site = options.make_site(args)
+    suite = options.selected_suite(args)
+    open_searches = searches(suite, args.sampler, args.trials)
+    if not open_searches:
+        raise UserError(
+            f"suite {suite.name!r} has nothing to search: give values in tune.grid, or choose other methods."
+        )
+    url = args.storage or f"sqlite:///{(args.out / 'optuna.db').resolve()}"
+    storage = open_storage(url, args.out)
+    studies = [Study(search, storage, args.out) for search in open_searches]
+    tracker, path = StudyTracker(options.tracking_uri(args), args.out, suite.name), tuned_path(suite, args.out)
+    with progress() as bar:
+        whole = bar.add_task(f"points of {len(studies)} studies", total=None)
+        rows: dict[str, Any] = {}
+
+        def report(cell: "Cell", event: "RoundProgress") -> None:
+            if event.cell not in rows:
+                rows[event.cell] = bar.add_task(cell.label, total=event.rounds)
+            bar.update(rows[event.cell], completed=event.round)
+
+        def ended(search: "Search", result: "Result") -> None:
+            for cell in search.cells(result.point):
+                if cell.hash in rows:
+                    bar.remove_task(rows.pop(cell.hash))
+            bar.update(whole, advance=1, total=sum(study.proposed for study in studies))
+            if result.reason:
+                line = f"failed: {search.label} {_values(result.point)}: {result.reason}"
+                bar.console.print(line, soft_wrap=True, markup=False)
+
+        try:
+            run_studies(studies, site, tracker, path, args.workers, report, ended)
+        except StorageInternalError as error:
+            reason = public(url, first_line(error))
+            raise UserError(f"Optuna's database {public(url)} stopped answering ({reason}); try again.") from error
+    return _print_choices(studies, path)
+
+
+def _print_choices(studies: "list[Study]", path: Path) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedprompt.harness.tuning.search import best_result
+
+    table = Table("study", "finished", "default %", "best %", "chosen", title="validation accuracy")
+    empty = 0
+    for study in studies:
+        results = study.results
+        best, finished = best_result(results), [result for result in results if result.value is not None]
+        empty += best is None
+        table.add_row(
+            escape(study.search.label),
+            f"{len(finished)}/{len(results)}",
+            _percent(results[0].value),
+            _percent(best.value if best else None),
+            escape(_values(best.point)) if best else "[red]no trial finished[/]",
+        )
+    Console().print(table)
+    print(f"chosen values: {path}" if path.exists() else "nothing was chosen")
+    return 1 if empty else 0
+
+
+def _values(point: "Point") -> str:
+    return ", ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in point.items())
+
+
+def _percent(value: float | None) -> str:
+    return "failed" if value is None else f"{100 * value:.2f}"

@@ -37,10 +37,10 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
 
 
 def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
-    """What was tried before the tuned values were chosen; imported late, because Optuna takes its time."""
+    """What was tried before the tuned values were chosen."""
     if not suite.tuned:
         return None
-    from fedprompt.harness.tuning.search import tuning_frame
+    from fedprompt.harness.tuning.study_tracker import tuning_frame
 
     return tuning_frame(uri, suite)
 

@@ -3,22 +3,29 @@
 import dataclasses
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
+from fedprompt.harness.cells import executor
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome
+from fedprompt.harness.cells.folder import is_done, open_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import parse_suite
-from fedprompt.harness.tuning import run as _tuning_run
-from fedprompt.harness.tuning.queue import Queue, open_storage
-from fedprompt.harness.tuning.search import Search, searches, tuned_path
-from fedprompt.harness.tuning.trials import StudyTracker
+from fedprompt.harness.tuning import tune as tune_module
+from fedprompt.harness.tuning.search import Search, searches
+from fedprompt.harness.tuning.study import Study, open_storage
+from fedprompt.harness.tuning.study_tracker import StudyTracker
+from fedprompt.harness.tuning.tuned import tuned_path
+from support import run_folders
 from support.run_folders import BACKBONE, done_folder
 
 Act = Callable[[Cell], str]  # why a cell fails, if it does
@@ -64,29 +71,66 @@ class Bench:
         self.act: Act = lambda _: ""
         out.mkdir(exist_ok=True)
         shutil.copy(_template()[1], out / "optuna.db")
-        self.storage = open_storage(f"sqlite:///{out}/optuna.db")
-        monkeypatch.setattr(_tuning_run, "execute", self._execute)
+        self.storage = open_storage(f"sqlite:///{out}/optuna.db", out)
+        monkeypatch.setattr(tune_module, "execute", self.execute)
+        monkeypatch.setattr(tune_module, "POLL", 0.01)
 
-    def _execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
+    def execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
             self.ran.append((cell.params["lr"], cell.seed))
             error = self.act(cell)
-            accuracy = self.accuracy.get(cell.params["lr"], 0.4)
-            folder = (
-                site.out / "nowhere" if error else done_folder(site.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
-            )
+            folder = site.out / "nowhere" if error else self.finish(cell)
             yield CellOutcome(cell, folder, error)
 
-    def tune(self, suite: Suite, sampler: str = "grid", uri: str = "", workers: int = 1) -> list[Queue]:
-        queues = [Queue(search, self.storage) for search in searches(suite, sampler)]
+    def finish(self, cell: Cell) -> Path:
+        """The run folder of the cell, done."""
+        accuracy = self.accuracy.get(cell.params["lr"], 0.4)
+        return done_folder(self.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
+
+    def tune(self, suite: Suite, sampler: str = "grid", uri: str = "", workers: int = 1) -> list[Study]:
+        studies = [self.study(search) for search in searches(suite, sampler)]
         tracker = StudyTracker(uri, self.out, suite.name) if uri else Untracked("", self.out, suite.name)
         path = tuned_path(suite, self.out)
-        _tuning_run.tune(queues, Site(self.out), tracker, path, workers, lambda *_: None, lambda *_: None)
-        return queues
+        tune_module.tune(studies, Site(self.out), tracker, path, workers, lambda *_: None, lambda *_: None)
+        return studies
+
+    def study(self, search: Search) -> Study:
+        return Study(search, self.storage, self.out)
+
+    def trials(self, search: Search) -> list[tuple[float, str]]:
+        return recorded_trials(search, self.storage)
 
     @property
     def rates(self) -> list[float]:
         return [rate for rate, _ in self.ran]
+
+
+def recorded_trials(search: Search, storage: optuna.storages.RDBStorage | str) -> list[tuple[float, str]]:
+    """Learning rate and state of each trial in Optuna's database."""
+    study = optuna.load_study(study_name=search.name, storage=storage)
+    return [(trial.params["lr"], trial.state.name) for trial in study.trials]
+
+
+def tune_beside_others(out: Path, log: Path, seconds: float) -> None:
+    """For a process of its own: tune with cells that log their hash, then last ``seconds``."""
+    run_folders.open_folder = partial(_slow_folder, log, seconds)
+    executor.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
+    tune_module.POLL = 0.1
+    suite = a_suite()
+    storage = open_storage(f"sqlite:///{out}/optuna.db", out)
+    studies = [Study(search, storage, out) for search in searches(suite)]
+    tracker, path = Untracked("", out, suite.name), tuned_path(suite, out)
+    tune_module.tune(studies, Site(out), tracker, path, 1, lambda *_: None, lambda *_: None)
+
+
+@contextmanager
+def _slow_folder(log: Path, seconds: float, folder: Path, cell: Cell) -> Iterator[None]:
+    with open_folder(folder, cell):
+        if not is_done(folder):
+            with log.open("a") as file:
+                file.write(f"{cell.hash}\n")
+            time.sleep(seconds)
+        yield
 
 
 @cache
@@ -94,9 +138,5 @@ def _template() -> tuple[tempfile.TemporaryDirectory[str], Path]:
     """An empty database of Optuna's; to make one takes a second."""
     keep = tempfile.TemporaryDirectory()
     path = Path(keep.name)
-    open_storage(f"sqlite:///{path}/optuna.db")
+    open_storage(f"sqlite:///{path}/optuna.db", path)
     return keep, path / "optuna.db"
-
-
-def states(queue: Queue) -> list[tuple[float, str]]:
-    return [(trial.params["lr"], trial.state.name) for trial in queue.study.trials]

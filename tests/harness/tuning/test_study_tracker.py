@@ -9,7 +9,8 @@ from support.tuning_bench import KEY, Bench, a_suite, only_search, tune
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.tracking.store import connect
-from fedprompt.harness.tuning.search import load_tuned, tuned_path, tuning_frame
+from fedprompt.harness.tuning.study_tracker import tuning_frame
+from fedprompt.harness.tuning.tuned import load_tuned, tuned_path
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

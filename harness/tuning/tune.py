@@ -1,0 +1,118 @@
+"""Runs studies: proposed points become cells, finished cells become results, and complete studies are written down.
+
+Several processes may tune into one results folder. The lock of a run folder decides who runs its cell; everybody else
+goes on with other cells, and takes the result from the folder when it is done.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.executor import CellOutcome, execute
+from fedprompt.harness.cells.folder import is_done, is_locked, run_folder
+from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.tuning.search import Point, Result, Search
+from fedprompt.harness.tuning.study import Study, tuning_lock
+from fedprompt.harness.tuning.study_tracker import StudyTracker
+from fedprompt.harness.tuning.tuned import read_tuned, tuned_entry, write_tuned
+
+POLL = 5.0  # seconds between two looks at the cells of other processes
+
+Report = Callable[[Cell, RoundProgress], None]  # called after each round
+Ended = Callable[[Search, Result], None]  # called for each point
+Wave = Mapping[Study, Sequence[Point]]  # points whose cells run together
+
+
+def tune(
+    studies: Sequence[Study], site: Site, tracker: StudyTracker, path: Path, workers: int, report: Report, ended: Ended
+) -> None:
+    """Run until every study is complete; its values are written to ``path`` as soon as it is."""
+    wave: Wave = {study: study.propose(_share(workers, studies)) for study in studies}
+    while wave:
+        next_wave: dict[Study, Sequence[Point]] = {}
+        for study in _run(wave, site, tracker, workers, report, ended):
+            points = study.propose(_share(workers, wave))
+            if points:
+                next_wave[study] = points
+            else:
+                tracker.record_study(study.search, study.results)
+                _write(study, site.out, path)
+        wave = next_wave
+
+
+def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
+    """How many points of one study keep the workers busy; TPE learns more from earlier points if they are few."""
+    return math.ceil(workers / len(studies))
+
+
+def _run(wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Report, ended: Ended) -> Iterator[Study]:
+    """Run the cells of all points; a study is yielded when the last of its points has ended."""
+    cells: dict[str, Cell] = {}
+    origins: dict[str, tuple[Study, Point]] = {}  # by cell
+    for study, points in wave.items():
+        for point in points:
+            for cell in study.search.cells(point):
+                cells[cell.hash], origins[cell.hash] = cell, (study, point)
+                tracker.adopt(cell, study.search, point)
+
+    def tell(event: RoundProgress) -> None:
+        tracker.round(cells[event.cell], event)
+        report(cells[event.cell], event)
+
+    outcomes: dict[str, CellOutcome] = {}
+    for outcome in _outcomes(cells.values(), site, tell, workers):
+        if outcome.error:
+            tracker.failed(outcome.cell, outcome.error)
+        else:
+            tracker.finish(outcome.folder)
+        outcomes[outcome.cell.hash] = outcome
+        study, point = origins[outcome.cell.hash]
+        hashes = [cell.hash for cell in study.search.cells(point)]
+        if outcomes.keys() >= set(hashes):
+            result = _result(point, [outcomes[hash_] for hash_ in hashes])
+            study.end(result)
+            ended(study.search, result)
+            if study.idle:
+                yield study
+
+
+def _outcomes(
+    cells: Iterable[Cell], site: Site, tell: Callable[[RoundProgress], None], workers: int
+) -> Iterator[CellOutcome]:
+    """How each cell ended: before, here, or in another process, which is waited for once nothing else is left."""
+    remaining = {cell.hash: cell for cell in cells}
+    while remaining:
+        for cell in list(remaining.values()):
+            if is_done(run_folder(site.out, cell)):
+                yield CellOutcome(remaining.pop(cell.hash), run_folder(site.out, cell))
+        free = [cell for cell in remaining.values() if not is_locked(run_folder(site.out, cell))]
+        for outcome in execute(free, site, tell, min(workers, len(free))) if free else ():
+            if not outcome.locked:
+                del remaining[outcome.cell.hash]
+                yield outcome
+        if remaining:
+            time.sleep(POLL)
+
+
+def _result(point: Point, outcomes: Sequence[CellOutcome]) -> Result:
+    """The mean over the tuning seeds; a point with a failed seed has failed."""
+    for outcome in outcomes:
+        if outcome.error:
+            return Result(point, reason=outcome.error)
+    values = [float(json.loads((outcome.folder / "summary.json").read_text())["average"]) for outcome in outcomes]
+    mean = sum(values) / len(values)
+    return Result(point, mean) if math.isfinite(mean) else Result(point, reason=f"the validation accuracy is {mean}")
+
+
+def _write(study: Study, out: Path, path: Path) -> None:
+    """Put the study's values into the tuned file, among those of other studies."""
+    entry = tuned_entry(study.search, study.results)
+    if entry is None:
+        return
+    with tuning_lock(out):
+        others = read_tuned(path) if path.exists() else []
+        write_tuned(path, [*(other for other in others if other.key != entry.key), entry])

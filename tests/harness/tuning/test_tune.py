@@ -1,0 +1,310 @@
+"""Studies from proposal to tuned file: with cells that train nothing, and once for real."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.run_folders import new_store
+from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_trials, tune
+
+from fedprompt.harness.cells import run as cell_run
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.executor import CellOutcome, execute
+from fedprompt.harness.cells.folder import is_locked, open_folder, run_folder
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.cells.suite_file import load_suite
+from fedprompt.harness.cli import main
+from fedprompt.harness.tuning import tune as tune_module
+from fedprompt.harness.tuning.search import Result, best_result
+from fedprompt.harness.tuning.tuned import load_tuned, read_tuned, tuned_path, with_tuned
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def suite() -> Suite:
+    return a_suite(**tune())
+
+
+def fail_at(rate: float) -> Any:
+    return lambda cell: "no luck" if cell.params["lr"] == rate else ""
+
+
+def interrupt_at(bench: Bench, count: int) -> Any:
+    """Ctrl-C while the cell number ``count`` runs."""
+
+    def act(_: Cell) -> str:
+        if len(bench.ran) == count:
+            raise KeyboardInterrupt
+        return ""
+
+    return act
+
+
+def test_every_value_is_tried_once_and_the_best_chosen(bench: Bench, suite: Suite) -> None:
+    bench.tune(suite)
+    assert bench.rates == [0.1, 0.03, 0.3]
+    assert bench.trials(only_search(suite)) == [(0.1, "COMPLETE"), (0.03, "COMPLETE"), (0.3, "COMPLETE")]
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert (tuned.key, tuned.params, tuned.value, tuned.default_value) == (KEY, {"lr": 0.3}, 0.7, 0.5)
+    assert (tuned.finished, tuned.failed, tuned.seeds) == (3, 0, (100,))
+
+
+def test_the_value_is_the_mean_over_the_tuning_seeds(bench: Bench) -> None:
+    [study] = bench.tune(a_suite(**tune(seeds=[100, 101])))
+    assert bench.ran == [(0.1, 100), (0.1, 101), (0.03, 100), (0.03, 101), (0.3, 100), (0.3, 101)]
+    assert study.results[2].value == pytest.approx(0.7)
+
+
+def test_an_accuracy_that_is_no_number_is_a_failure(bench: Bench, suite: Suite) -> None:
+    [cell] = only_search(suite).cells({"lr": 0.3})
+    summary = bench.finish(cell) / "summary.json"
+    summary.write_text('{"average": NaN}')
+    [study] = bench.tune(suite)
+    assert study.results[2] == Result({"lr": 0.3}, reason="the validation accuracy is nan")
+
+
+def test_a_finished_study_runs_nothing_again(bench: Bench, suite: Suite) -> None:
+    bench.tune(suite)
+    before = tuned_path(suite, bench.out).read_bytes(), bench.trials(only_search(suite))
+    bench.ran.clear()
+    bench.tune(suite)
+    assert bench.ran == []
+    assert (tuned_path(suite, bench.out).read_bytes(), bench.trials(only_search(suite))) == before
+
+
+def test_finished_cells_are_results_without_any_database(bench: Bench) -> None:
+    suite = a_suite(**tune(seeds=[100, 101]))
+    search = only_search(suite)
+    for cell in (*search.cells({"lr": 0.1}), search.cells({"lr": 0.3})[0]):
+        bench.finish(cell)
+    bench.tune(suite)
+    assert sorted(bench.ran) == [(0.03, 100), (0.03, 101), (0.3, 101)]
+    assert load_tuned(tuned_path(suite, bench.out)) == {KEY: {"lr": 0.3}}
+
+
+def test_a_failed_value_is_recorded_with_its_reason_and_not_chosen(bench: Bench, suite: Suite) -> None:
+    bench.act = fail_at(0.3)
+    [study] = bench.tune(suite)
+    assert bench.rates == [0.1, 0.03, 0.3]
+    assert study.results[2] == Result({"lr": 0.3}, None, "no luck")
+    assert bench.trials(study.search) == [(0.1, "COMPLETE"), (0.03, "COMPLETE"), (0.3, "FAIL")]
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert (tuned.params, tuned.finished, tuned.failed) == ({"lr": 0.1}, 2, 1)
+
+
+def test_a_failed_value_is_run_again_by_the_next_call(bench: Bench, suite: Suite) -> None:
+    bench.act = fail_at(0.3)
+    bench.tune(suite)
+    bench.ran.clear()
+    bench.act = lambda _: ""
+    bench.tune(suite)
+    assert bench.rates == [0.3]
+    assert bench.trials(only_search(suite))[2:] == [(0.3, "FAIL"), (0.3, "COMPLETE")]
+    assert load_tuned(tuned_path(suite, bench.out)) == {KEY: {"lr": 0.3}}
+
+
+def test_one_failed_seed_fails_the_trial(bench: Bench) -> None:
+    bench.act = lambda cell: "no luck" if (cell.params["lr"], cell.seed) == (0.3, 101) else ""
+    [study] = bench.tune(a_suite(**tune(seeds=[100, 101])))
+    assert [result.state for result in study.results] == ["complete", "complete", "failed"]
+
+
+def test_a_study_where_all_fails_chooses_nothing(bench: Bench, suite: Suite) -> None:
+    bench.act = lambda _: "no luck"
+    [study] = bench.tune(suite)
+    assert best_result(study.results) is None
+    assert not tuned_path(suite, bench.out).exists()
+
+
+def test_an_interrupted_study_goes_on(bench: Bench, suite: Suite) -> None:
+    bench.act = interrupt_at(bench, 2)
+    with pytest.raises(KeyboardInterrupt):
+        bench.tune(suite)
+    assert bench.trials(only_search(suite)) == [(0.1, "COMPLETE")]
+    bench.ran, bench.act = [], lambda _: ""
+    bench.tune(suite)
+    assert bench.rates == [0.03, 0.3]
+
+
+def test_a_study_is_written_before_the_next_one_ends(bench: Bench) -> None:
+    setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2, 3]}
+    suite = a_suite(settings=[setting], **tune())
+    bench.act = interrupt_at(bench, 5)
+    with pytest.raises(KeyboardInterrupt):
+        bench.tune(suite)
+    assert list(load_tuned(tuned_path(suite, bench.out))) == [KEY]
+
+
+def test_what_another_process_runs_is_waited_for(bench: Bench, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    [cell] = only_search(suite).cells({"lr": 0.1})
+    folder, bench.accuracy[0.1] = run_folder(bench.out, cell), 0.9
+    other = open_folder(folder, cell)
+    other.__enter__()
+    assert is_locked(folder)
+
+    def end_of_the_other(_: float) -> None:
+        other.__exit__(None, None, None)
+        bench.finish(cell)
+
+    monkeypatch.setattr("time.sleep", end_of_the_other)
+    bench.tune(suite)
+    assert bench.rates == [0.03, 0.3]
+    assert load_tuned(tuned_path(suite, bench.out)) == {KEY: {"lr": 0.1}}
+
+
+def test_what_another_process_leaves_unfinished_is_run_here(
+    bench: Bench, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [cell] = only_search(suite).cells({"lr": 0.1})
+    other = open_folder(run_folder(bench.out, cell), cell)
+    other.__enter__()
+    monkeypatch.setattr("time.sleep", lambda _: other.__exit__(None, None, None))
+    bench.tune(suite)
+    assert bench.rates == [0.03, 0.3, 0.1]
+
+
+def test_a_cell_that_another_process_has_taken_meanwhile_has_not_failed(
+    bench: Bench, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the lock and the run."""
+    taken: list[float] = []
+
+    def race(cells: list[Cell], *rest: Any) -> Any:
+        for cell in cells:
+            if cell.params["lr"] == 0.03 and not taken:
+                taken.append(cell.params["lr"])
+                with open_folder(run_folder(bench.out, cell), cell):
+                    yield from execute([cell], Site(bench.out), lambda _: None)
+                bench.finish(cell)
+            else:
+                yield from bench.execute([cell], *rest)
+
+    monkeypatch.setattr(tune_module, "execute", race)
+    [study] = bench.tune(suite)
+    assert taken == [0.03]
+    assert bench.rates == [0.1, 0.3]
+    assert [result.state for result in study.results] == ["complete"] * 3
+    assert not list(bench.out.glob("runs/*/failed.json"))
+
+
+def test_a_cell_that_another_process_finishes_meanwhile_is_not_run_again(
+    bench: Bench, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the marker and the lock."""
+    [cell] = only_search(suite).cells({"lr": 0.1})
+
+    def prepare(*_: Any) -> tuple[None, None, None]:
+        bench.finish(cell)
+        return None, None, None  # nothing to run with
+
+    monkeypatch.setattr(cell_run, "prepare", prepare)
+    assert list(execute([cell], Site(bench.out), lambda _: None)) == [CellOutcome(cell, run_folder(bench.out, cell))]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_several_processes_run_every_cell_once(tmp_path: Path, kill: bool) -> None:
+    """A process that is killed leaves the cell that it was running to the other; nothing that was finished is rerun."""
+    log, suite = tmp_path / "log", a_suite()
+    log.touch()
+    code = "import sys, pathlib, support.tuning_bench as s; s.tune_beside_others(*map(pathlib.Path, sys.argv[1:]), 0.5)"
+    command = [sys.executable, "-c", code, str(tmp_path), str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    processes = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    while kill and len(log.read_text().splitlines()) < 2:
+        assert processes[0].poll() is None
+        time.sleep(0.05)
+    if kill:
+        processes[0].send_signal(signal.SIGKILL)
+    assert [process.wait(timeout=600) for process in processes] == [-signal.SIGKILL if kill else 0, 0]
+    runs = Counter(log.read_text().split())
+    assert set(runs) == {cell.hash for rate in (0.03, 0.1, 0.3) for cell in only_search(suite).cells({"lr": rate})}
+    assert sum(runs.values()) - len(runs) <= kill
+    states = sorted(recorded_trials(only_search(suite), f"sqlite:///{tmp_path}/optuna.db"))
+    assert states == [(0.03, "COMPLETE"), (0.1, "COMPLETE"), (0.3, "COMPLETE")]
+    assert list(load_tuned(tuned_path(suite, tmp_path))) == [KEY]
+
+
+def test_tuning_some_methods_keeps_the_choices_of_others(bench: Bench) -> None:
+    both = a_suite(methods=["fedvpt", "head-tune"], **tune())
+    bench.tune(both.only(["fedvpt"]))
+    bench.tune(both.only(["head-tune"]))
+    assert [key[0] for key in load_tuned(tuned_path(both, bench.out))] == ["fedvpt", "head-tune"]
+
+
+def test_tpe_begins_with_the_default_and_keeps_to_the_budget_and_the_range(bench: Bench) -> None:
+    [study] = bench.tune(a_suite(**tune(trials=6)), "tpe")
+    assert bench.rates[0] == 0.1
+    assert len(bench.rates) == len(set(bench.rates)) == 6
+    assert all(0.03 <= rate <= 0.3 for rate in bench.rates)
+    assert bench.trials(study.search) == [(rate, "COMPLETE") for rate in bench.rates]
+
+
+def test_tpe_interrupted_and_resumed_tries_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = a_suite(**tune(trials=5))
+    whole = Bench(tmp_path / "whole", monkeypatch)
+    whole.tune(suite, "tpe")
+    parts = Bench(tmp_path / "parts", monkeypatch)
+    parts.act = interrupt_at(parts, 3)
+    with pytest.raises(KeyboardInterrupt):
+        parts.tune(suite, "tpe")
+    parts.tune(suite, "tpe")
+    assert parts.rates == [*whole.rates[:3], *whole.rates[2:]]  # the third was interrupted
+
+
+def test_tpe_runs_a_failed_value_again_in_the_next_call(bench: Bench) -> None:
+    bench.act = lambda _: "no luck" if len(bench.ran) == 2 else ""
+    [study] = bench.tune(a_suite(**tune(trials=3)), "tpe")
+    assert [result.state for result in study.results] == ["complete", "failed", "complete"]
+    [study] = bench.tune(a_suite(**tune(trials=3)), "tpe")
+    assert bench.rates[3:] == [bench.rates[1]]
+    assert [result.state for result in study.results] == ["complete"] * 3
+
+
+def test_tpe_proposes_as_many_points_as_there_are_workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    waves: list[int] = []
+
+    def count(cells: list[Cell], *rest: Any) -> Any:
+        waves.append(len(cells))
+        return bench.execute(cells, *rest)
+
+    monkeypatch.setattr(tune_module, "execute", count)
+    bench.tune(a_suite(**tune(trials=5)), "tpe", workers=2)
+    assert waves == [2, 2, 1]
+
+
+MINI = """
+methods = ["fedvpt", "head-tune"]
+seeds = [0]
+backbone = "micro-vit"
+weights = "random"
+protocol = { rounds = 1, epochs = 1, last = 1 }
+tune = { trials = 2, grid = { lr = [0.01, 0.1] }, protocol = { val_fraction = 0.5 } }
+settings = [{ table = "T", dataset = "glyph-domains", partition = "domains:m=6,shots=2,test_shots=1" }]
+"""
+
+
+def test_from_command_to_tuned_cells(tmp_path: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mini.toml").write_text(MINI)
+    new_store(tmp_path)
+    command = ["tune", str(tmp_path / "mini.toml"), "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
+    assert main(command) == 0
+    assert f"chosen values: {tmp_path}/tuned/mini.toml" in capsys.readouterr().out
+    entries = {entry.method: entry for entry in read_tuned(tmp_path / "tuned" / "mini.toml")}
+    assert sorted(entries) == ["fedvpt", "head-tune"]
+    assert all(entry.value >= (entry.default_value or 0) and entry.finished == 2 for entry in entries.values())
+    suite = with_tuned(load_suite(str(tmp_path / "mini.toml")), tmp_path)
+    assert {cell.method: cell.params["lr"] for cell in suite.cells()} == {
+        method: entry.params["lr"] for method, entry in entries.items()
+    }
+    assert len(list((tmp_path / "runs").glob("*/done"))) == 4
