@@ -81,8 +81,8 @@ def draw_accuracy(records: pd.DataFrame) -> "Figure":
     with print_style():
         figure, axes = panels(len(columns))
         for ax, ((dataset, partition), column) in zip(axes, columns, strict=True):
-            for name, runs in column.groupby("method"):
-                band(ax, runs, "round", "value", titles[name], **appearance[name].drawn())
+            for name in column["method"].unique():
+                band(ax, column[column["method"] == name], "round", "value", titles[name], **appearance[name].drawn())
             ax.set(title=f"{dataset}, {partition}", xlabel="round")
             label_y(ax, "average accuracy (%)")
         legend(figure, titles, appearance)
