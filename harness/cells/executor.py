@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import note_failure, run_folder
+from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, run_folder
 from fedprompt.harness.cells.run import RoundProgress, run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
@@ -30,6 +30,7 @@ class CellOutcome:
     cell: Cell
     folder: Path
     error: str = ""
+    locked: bool = False  # the error is that another process is running the cell
 
 
 OnRound = Callable[[RoundProgress], None]
@@ -56,8 +57,12 @@ def execute(
 def _attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
     folder = run_folder(site.out, cell)
     try:
+        if is_locked(folder):  # known before the data are loaded
+            raise LockedError(cell)
         run_cell(cell, site, on_round, restart)
         return CellOutcome(cell, folder)
+    except LockedError as error:  # not a failure of the cell
+        return CellOutcome(cell, folder, str(error), locked=True)
     except UserError as error:
         reason = str(error)
     except Exception as error:  # a faulty method must not stop the other cells; its error is kept and shown

@@ -52,6 +52,26 @@ def is_done(folder: Path) -> bool:
     return (folder / DONE).exists()
 
 
+class LockedError(UserError):
+    """Another process is running the cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it.")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is running the folder's cell at this moment."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # it cannot be opened, which `open_folder` explains
+        return False
+
+
 @contextmanager
 def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[None]:
     """Lock ``folder`` for this process; refuse one that another process holds or that belongs to another cell."""
@@ -60,9 +80,7 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
         folder.mkdir(parents=True, exist_ok=True)
         held = lock.acquire(blocking=False)
     except Timeout as error:
-        raise UserError(
-            f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it."
-        ) from error
+        raise LockedError(cell) from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out DIR.") from error
     with held:

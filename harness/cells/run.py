@@ -59,6 +59,8 @@ def run_cell(
     rules = cell.protocol
     split: Split = "val" if rules.val_fraction else "test"
     with open_folder(folder, cell, restart):
+        if is_done(folder):  # another process has finished it in the meantime
+            return folder
         run = load_checkpoint(folder, cell, site.device) or Checkpoint(federation.start())
         partition.save(folder / "partition.npz")
         start_time, first_round = time.perf_counter(), run.state.round
