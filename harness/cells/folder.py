@@ -53,6 +53,8 @@ def is_done(folder: Path) -> bool:
 
 
 class LockedError(UserError):
+    """Another process is running the cell."""
+
     def __init__(self, cell: Cell) -> None:
         super().__init__(f"{cell.label} ({cell.hash}) is being run by another process; wait for it or stop it.")
 

@@ -58,7 +58,7 @@ def run_cell(
     dataset, partition, federation = prepare(cell, site)  # bad input fails here, before anything is written
     rules = cell.protocol
     with open_folder(folder, cell, restart):
-        if is_done(folder):  # another process finished it meanwhile
+        if is_done(folder):  # another process has finished it in the meantime
             return folder
         run = load_checkpoint(folder, cell, site.device) or Checkpoint(federation.start())
         partition.save(folder / "partition.npz")

@@ -40,8 +40,8 @@ def run_cells(
 ) -> list[CellOutcome]:
     """Run or resume what is not finished; returns the outcome of every cell, finished ones first, others as they ended.
 
-    A failing cell does not stop the others. Without ``report_unstarted``, observers do not hear of a cell that failed
-    before it had a run folder, which is what bad input does.
+    A failing cell does not stop the others. Observers do not hear of one that another process is running and, without
+    ``report_unstarted``, of one that failed before it had a run folder, which is what bad input does.
     """
     finished = [] if restart else finished_cells(cells, site.out)
     outcomes = [CellOutcome(cell, run_folder(site.out, cell)) for cell in finished]
@@ -58,7 +58,7 @@ def run_cells(
     for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, restart):
         if not outcome.error:
             _tell_finished(observers, outcome.folder)
-        elif report_unstarted or outcome.folder.exists():
+        elif not outcome.locked and (report_unstarted or outcome.folder.exists()):
             for observer in observers:
                 observer.failed(outcome.cell, outcome.error)
         outcomes.append(outcome)

@@ -55,7 +55,7 @@ def run_and_record(
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
     with progress() as bars:
         observers: list[Observer] = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite)]
-        return run_cells(
+        outcomes = run_cells(
             cells,
             site,
             observers,
@@ -64,3 +64,7 @@ def run_and_record(
             restart=args.restart,
             report_unstarted=bool(suite),
         )
+    for outcome in outcomes:
+        if outcome.locked:
+            print(f"not run: {outcome.error}", file=sys.stderr)
+    return outcomes

@@ -8,6 +8,7 @@ from support.run_folders import a_cell, done_folder
 
 from fedprompt.harness.cells import session as session_module
 from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import is_locked, open_folder, run_folder
 from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.session import run_cells
 from fedprompt.harness.cells.site import Site
@@ -63,3 +64,14 @@ def test_bad_input_fails_alone_and_is_told_if_wanted(
     assert [bool(outcome.error) for outcome in outcomes] == [True, False]
     assert sum(key == bad.hash for key, _ in notes.told) == told
     assert (toy_cell.hash, "finished") in notes.told
+
+
+def test_a_cell_that_another_process_runs_has_not_failed(toy_cell: Cell, tmp_path: Path) -> None:
+    notes, folder = Notes(), run_folder(tmp_path, toy_cell)
+    with open_folder(folder, toy_cell):
+        assert is_locked(folder)
+        (outcome,) = run_cells([toy_cell], Site(tmp_path), [notes])
+    assert (outcome.locked, "another process" in outcome.error) == (True, True)
+    assert notes.told == []
+    assert not (folder / "failed.json").exists()
+    assert not is_locked(folder)
