@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fedprompt.harness.cells.folder import FAILED, run_folder
@@ -118,11 +119,14 @@ def _placed(
     heads: Sequence[Mapping[str, Any]], files: Mapping[str, pd.DataFrame], columns: Sequence[str]
 ) -> pd.DataFrame:
     """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice."""
-    names = [*PLACE, "cell", "seed"]
-    frames = [files[head["cell"]].assign(**head) for head in heads if head["cell"] in files]
-    # Concatenated with others, an empty frame would blur their types.
-    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*names, *columns])
-    return frame[[*names, *(name for name in frame if name not in names)]]
+    available = [head for head in heads if head["cell"] in files]
+    if not available:
+        return pd.DataFrame(columns=[*PLACE, "cell", "seed", *columns])
+    frames = [files[head["cell"]] for head in available]
+    repeated = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
+    lead = pd.DataFrame(available).iloc[repeated].reset_index(drop=True)
+    body = pd.concat(frames, ignore_index=True).drop(columns=lead.columns, errors="ignore")  # records name the seed too
+    return pd.concat([lead, body], axis=1)
 
 
 def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
