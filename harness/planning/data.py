@@ -3,28 +3,25 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.datasets._listing import MissingDataError
-from fedprompt.datasets._sources import SOURCES
-from fedprompt.datasets._store import is_store
+from fedprompt.datasets import SOURCES, Dataset, MissingDataError, is_prepared, load_dataset
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import cache_dir
 
 # (train, test) images of each domain, dealt to the classes evenly, and where the numbers come from.
-_DOMAINNET = "the paper's 1,830 {} a domain; classes of equal size {}are assumed"
+_DOMAINNET = "the paper's 1,830 {} per domain; classes of equal size {}are assumed"
 PUBLISHED: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
-    "cifar10": (((50_000, 10_000),), "5,000 train and 1,000 test images a class"),
-    "cifar100": (((50_000, 10_000),), "500 train and 100 test images a class"),
-    "tiny-imagenet": (((100_000, 10_000),), "500 train and 50 test images a class"),
-    "food101": (((75_750, 25_250),), "750 train and 250 test images a class"),
+    "cifar10": (((50_000, 10_000),), "5,000 train and 1,000 test images per class"),
+    "cifar100": (((50_000, 10_000),), "500 train and 100 test images per class"),
+    "tiny-imagenet": (((100_000, 10_000),), "500 train and 50 test images per class"),
+    "food101": (((75_750, 25_250),), "750 train and 250 test images per class"),
     "domainnet": (((1830, 780),) * 6, _DOMAINNET.format("train images", "and 780 test images (70 : 30) ")),
     "domainnet-total": (((1460, 370),) * 6, _DOMAINNET.format("images", "")),
     "office-caltech10": (
         ((766, 192), (898, 225), (126, 31), (236, 59)),
-        "958, 1,123, 157 and 295 images a domain; a fifth of them test, classes of equal size are assumed",
+        "958, 1,123, 157 and 295 images per domain; a fifth of them test, classes of equal size are assumed",
     ),
 }
 
@@ -38,14 +35,14 @@ class Labelled:
 def labelled(name: str, root: Path | None = None) -> Labelled:
     """What a partition is made of. Prepares nothing and decodes no image."""
     source = SOURCES.get(name)
-    if source is None or is_store(cache_dir() / "datasets" / name):
+    if source is None or is_prepared(name):
         return Labelled(load_dataset(name, root=root))
     place = root or os.environ.get("FEDPROMPT_DATA")
     try:
         if place:
-            found = source.listing(Path(place))
-            labels = (found.labels, found.domains, found.is_test, found.class_names, found.domain_names)
-            return Labelled(Dataset(name, _no_images(len(found.labels)), *labels, checksum=""))
+            listing = source.listing(Path(place))
+            labels = (listing.labels, listing.domains, listing.is_test, listing.class_names, listing.domain_names)
+            return Labelled(Dataset(name, _no_images(len(listing.labels)), *labels, checksum=""))
     except MissingDataError:
         pass
     if name not in PUBLISHED:
@@ -70,5 +67,5 @@ def published(name: str) -> Dataset:
     )
 
 
-def _no_images(count: int) -> np.ndarray:
+def _no_images(count: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     return np.empty((count, 3, 0, 0), np.uint8)
