@@ -1,24 +1,19 @@
 """Data sources, partitions and the prepared store."""
 
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._partition import Partition, make_partition
 from fedprompt.datasets._plot import plot_partition
 from fedprompt.datasets._prepare import Report
-from fedprompt.datasets._registry import dataset_names, describe_dataset, is_prepared, load_dataset, prepare
-from fedprompt.datasets._sources import SOURCES
+from fedprompt.datasets._registry import dataset_names, describe_dataset, load_dataset, prepare
 from fedprompt.datasets._spec import PartitionSpec, parse_partition
 
 __all__ = [
-    "SOURCES",
     "Dataset",
-    "MissingDataError",
     "Partition",
     "PartitionSpec",
     "Report",
     "dataset_names",
     "describe_dataset",
-    "is_prepared",
     "load_dataset",
     "make_partition",
     "parse_partition",

@@ -69,11 +69,6 @@ def load_dataset(name: str, *, root: Path | None = None, image_size: int | None 
     return dataset if image_size in (None, dataset.image_size) else _resized(dataset, image_size)
 
 
-def is_prepared(name: str) -> bool:
-    """Whether the store of a public data set is there."""
-    return is_store(_store_of(name))
-
-
 def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Report:
     """Check or fetch the files of a data set and write its store anew.
 

@@ -133,7 +133,7 @@ def check(args: Namespace) -> int:
 
 
 def sync(args: Namespace) -> int:
-    from fedprompt.harness.tracking.sync import sync as sync_runs
+    from fedprompt.harness.tracking.tracker import sync as sync_runs
 
     recorded, present, failed = sync_runs(args.out, tracking_uri(args))
     print(f"recorded {recorded}, already there {present}, failed {failed}")
@@ -258,6 +258,6 @@ def _plugins(args: Namespace) -> None:
 
 
 def tracking_uri(args: Namespace) -> str:
-    from fedprompt.harness.tracking.store import default_uri
+    from fedprompt.harness.tracking.tracker import default_uri
 
     return args.tracking_uri or default_uri(args.out)

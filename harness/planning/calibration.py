@@ -21,8 +21,7 @@ from fedprompt.harness.cells.run import Site, run_cell
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import Cost, cost, meta_method, passes, shape_backbone, shape_federation
-from fedprompt.harness.tracking.store import default_uri
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.tracking.tracker import Tracker, default_uri
 from fedprompt.methods import Method, load_plugin
 
 BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images

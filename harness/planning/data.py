@@ -3,12 +3,15 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedprompt.datasets import SOURCES, Dataset, MissingDataError, is_prepared, load_dataset
+from fedprompt.datasets import Dataset, load_dataset
+from fedprompt.datasets._listing import MissingDataError
+from fedprompt.datasets._sources import SOURCES
+from fedprompt.datasets._store import is_store
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import cache_dir
 
 # (train, test) images of each domain, dealt to the classes evenly, and where the numbers come from.
 _DOMAINNET = "the paper's 1,830 {} per domain; classes of equal size {}are assumed"
@@ -35,14 +38,14 @@ class Labelled:
 def labelled(name: str, root: Path | None = None) -> Labelled:
     """What a partition is made of. Prepares nothing and decodes no image."""
     source = SOURCES.get(name)
-    if source is None or is_prepared(name):
+    if source is None or is_store(cache_dir() / "datasets" / name):
         return Labelled(load_dataset(name, root=root))
     place = root or os.environ.get("FEDPROMPT_DATA")
     try:
         if place:
-            listing = source.listing(Path(place))
-            labels = (listing.labels, listing.domains, listing.is_test, listing.class_names, listing.domain_names)
-            return Labelled(Dataset(name, _no_images(len(listing.labels)), *labels, checksum=""))
+            found = source.listing(Path(place))
+            labels = (found.labels, found.domains, found.is_test, found.class_names, found.domain_names)
+            return Labelled(Dataset(name, _no_images(len(found.labels)), *labels, checksum=""))
     except MissingDataError:
         pass
     if name not in PUBLISHED:
@@ -67,5 +70,5 @@ def published(name: str) -> Dataset:
     )
 
 
-def _no_images(count: int) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+def _no_images(count: int) -> np.ndarray:
     return np.empty((count, 3, 0, 0), np.uint8)

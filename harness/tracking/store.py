@@ -42,10 +42,6 @@ def connect(uri: str) -> "MlflowClient":
     return mlflow.MlflowClient(uri)
 
 
-def default_uri(out: Path) -> str:
-    return f"sqlite:///{(out / 'mlflow.db').resolve()}"
-
-
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
     """One process records at a time, so that two cannot both miss a run and create it."""

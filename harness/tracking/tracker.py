@@ -14,6 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import is_done
 from fedprompt.harness.tracking.contents import (
     ARTIFACTS,
     FinishedRun,
@@ -38,6 +39,10 @@ BATCH = 1000  # MLflow's limit of metrics, parameters and tags in one call
 
 Recorded = Literal["recorded", "present", "failed"]
 T = TypeVar("T")
+
+
+def default_uri(out: Path) -> str:
+    return f"sqlite:///{(out / 'mlflow.db').resolve()}"
 
 
 @dataclass
@@ -231,6 +236,19 @@ class Tracker:
         )
         for start in range(first, len(metrics), BATCH):
             self._store.log_batch(run.info.run_id, metrics[start : start + BATCH])
+
+
+def sync(out: Path, uri: str) -> tuple[int, int, int]:
+    """Record every done run folder of ``out`` that the store lacks: (recorded now, already there, failed)."""
+    tracker = Tracker(uri, out)
+    counts: dict[Recorded, int] = {"recorded": 0, "present": 0, "failed": 0}
+    for folder in sorted(path for path in (out / "runs").glob("*") if is_done(path)):
+        try:
+            counts[tracker.record(folder)] += 1
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"warning: {folder} cannot be read ({first_line(error)}); not recorded", file=sys.stderr)
+            counts["failed"] += 1
+    return counts["recorded"], counts["present"], counts["failed"]
 
 
 def _is_finished(run: "Run") -> bool:

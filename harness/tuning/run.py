@@ -18,7 +18,7 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import Outcome, execute
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.run import Progress, Site
-from fedprompt.harness.tracking.store import alone
+from fedprompt.harness.tracking.tracker import alone
 from fedprompt.harness.tuning.file import Tuned, read_tuned, write_tuned
 from fedprompt.harness.tuning.queue import Queue, Result, heartbeat
 from fedprompt.harness.tuning.search import Point, Search

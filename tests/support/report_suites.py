@@ -18,7 +18,7 @@ from fedprompt.harness.report.collect import NUMBERS
 from fedprompt.harness.report.compose import compose, summarise
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import Figure
-from fedprompt.harness.tracking.sync import sync
+from fedprompt.harness.tracking.tracker import sync
 from fedprompt.methods import registry
 from support.run_folders import BACKBONE, done_folder
 

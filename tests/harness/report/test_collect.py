@@ -10,8 +10,7 @@ from support.run_folders import done_folder
 from fedprompt.harness.cells.folder import note_failure, run_folder
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report.collect import collect, load_results, short_commit, summarise_seeds
-from fedprompt.harness.tracking.sync import sync
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
 def test_a_row_a_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:

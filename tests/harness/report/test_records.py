@@ -8,8 +8,7 @@ from support.run_folders import BACKBONE, done_folder
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.records import load_records, load_rounds
-from fedprompt.harness.tracking.sync import sync
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.tracking.tracker import Tracker, sync
 
 
 def test_a_row_a_client_and_round_with_its_place(tmp_path: Path, uri: str) -> None:

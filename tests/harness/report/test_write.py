@@ -12,8 +12,7 @@ from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise
 from fedprompt.harness.report.records import load_records
-from fedprompt.harness.tracking.sync import sync
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.tracking.tracker import Tracker, sync
 from fedprompt.methods import registry
 
 

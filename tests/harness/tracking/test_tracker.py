@@ -17,9 +17,8 @@ from fedprompt.harness.cells.run import Progress, Site, run_cell
 from fedprompt.harness.tracking import tracker as tracking
 from fedprompt.harness.tracking.contents import git_commit
 from fedprompt.harness.tracking.marker import MARKER
-from fedprompt.harness.tracking.store import connect, default_uri, public
-from fedprompt.harness.tracking.sync import sync
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.tracking.store import connect, public
+from fedprompt.harness.tracking.tracker import Tracker, default_uri, sync
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
