@@ -53,14 +53,14 @@ class FusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class FlopCounter(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts with torch's formulas; what `meta` tensors of the same shapes have shown before is not computed again.
 
     Shapes on `meta` are computed in Python, a millisecond each, and every block and step of a transformer repeats them.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -61,8 +61,8 @@ class FinishedRun:
     @property
     def tags(self) -> dict[str, str]:
         """Tags that are known only at the end."""
-        named = {name: str(self.summary[name]) for name in ("partition_hash", "data_checksum")}
-        return {**named, "records": self.digest}
+        hashes = {name: str(self.summary[name]) for name in ("partition_hash", "data_checksum")}
+        return {**hashes, "records": self.digest}
 
 
 def cell_tags(cell: Cell) -> dict[str, str]:
@@ -83,7 +83,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
 
 
 def cell_params(cell: Cell) -> dict[str, str]:
-    named = {
+    values = {
         "method": cell.method,
         "dataset": cell.dataset,
         "partition": cell.partition,
@@ -92,7 +92,7 @@ def cell_params(cell: Cell) -> dict[str, str]:
         **{f"protocol.{key}": value for key, value in asdict(cell.protocol).items()},
         **{f"backbone.{key}": value for key, value in asdict(cell.backbone).items()},
     }
-    return {key: str(value) for key, value in named.items()}
+    return {key: str(value) for key, value in values.items()}
 
 
 def curve_metrics(run: "Run", rows: Mapping[int, Row]) -> list["Metric"]:

@@ -217,9 +217,9 @@ class Tracker:
         for name, value in entry.group.items():
             if run.data.tags.get(name) != value:
                 self._store.set_tag(run.info.run_id, name, value)
-        named = set(filter(None, run.data.tags.get("suite", "").split(", ")))
-        if not named.issuperset(entry.suites):
-            self._store.set_tag(run.info.run_id, "suite", ", ".join(sorted(named.union(entry.suites))))
+        known_suites = set(filter(None, run.data.tags.get("suite", "").split(", ")))
+        if not known_suites.issuperset(entry.suites):
+            self._store.set_tag(run.info.run_id, "suite", ", ".join(sorted(known_suites.union(entry.suites))))
 
     def _log(
         self, run: "Run", metrics: Sequence["Metric"], params: Mapping[str, str], tags: Mapping[str, str] | None = None
