@@ -1,15 +1,15 @@
-"""The frozen vision transformer. Prompts are inputs: they edit the tokens on their way into the blocks.
+"""The frozen vision transformer. Prompts are inputs: they edit the tokens that enter its blocks.
 
 An *edit* maps (block index, tokens entering that block) to the tokens the block really gets. Row 0 is CLS, prompts
 come directly after it and carry no positional embedding. Shallow, deep and inserted prompts are edits; so is
-whatever a method invents, for it sees the tokens of every block.
+whatever a method invents, because it sees the tokens of every block.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from timm.layers import Attention
+from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -40,10 +40,10 @@ def deep(prompts: Tensor, start: int = 0, after_depth: Literal["propagate", "dro
         layer = block - start
         if layer < 0 or layer > depth:
             return tokens
-        kept = tokens if layer == 0 else torch.cat([tokens[:, :1], tokens[:, 1 + length :]], dim=1)
+        unprompted = tokens if layer == 0 else torch.cat([tokens[:, :1], tokens[:, 1 + length :]], dim=1)
         if layer < depth:
-            return insert(kept, prompts[:, layer])
-        return tokens if after_depth == "propagate" else kept
+            return insert(unprompted, prompts[:, layer])
+        return tokens if after_depth == "propagate" else unprompted
 
     return edit
 
@@ -61,15 +61,11 @@ class FrozenViT(nn.Module):
         super().__init__()
         _require_plain(vit, name)
         self.vit = vit.requires_grad_(False)
-        self.name, self.weights = (
-            name,
-            weights,
-        )  # the identity of the weights: a content hash, "hub" or "random"
+        self.name = name
+        self.weights = weights  # their identity: a content hash, "hub" or "random"
         self.depth, self.width = len(vit.blocks), int(vit.embed_dim)
-        self.image_size, self.patch_size = (
-            int(vit.patch_embed.img_size[0]),
-            int(vit.patch_embed.patch_size[0]),
-        )
+        self.image_size = int(vit.patch_embed.img_size[0])
+        self.patch_size = int(vit.patch_embed.patch_size[0])
         self.tokens = 1 + int(vit.patch_embed.num_patches)  # CLS and patches
         self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
@@ -86,7 +82,8 @@ class FrozenViT(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """uint8 images (n, 3, h, w) to the tokens entering block 0."""
         pixels = (images.to(self.device, self.mean.dtype) - self.mean) / self.std
-        return self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
+        tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
+        return tokens
 
     def forward(self, images: Tensor, edit: Edit | None = None, rows: int = 1, stop: int | None = None) -> Tensor:
         """Normalised output rows 0..rows-1 after block ``stop`` (all blocks by default), (n, rows, d).
@@ -100,7 +97,8 @@ class FrozenViT(nn.Module):
                 tokens = edit(index, tokens)
             block = self.vit.blocks[index]
             tokens = _block_rows(block, tokens, rows) if index == last else block(tokens)
-        return self.vit.norm(tokens[:, :rows])
+        normed: Tensor = self.vit.norm(tokens[:, :rows])
+        return normed
 
     def cls(self, images: Tensor, edit: Edit | None = None, stop: int | None = None) -> Tensor:
         """The image feature of every method: LNf of the CLS row, (n, d)."""
@@ -124,14 +122,15 @@ def _block_rows(block: Any, tokens: Tensor, rows: int) -> Tensor:
     key, value = F.linear(normed, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
 
     def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (attention.num_heads, attention.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], attention.num_heads, attention.head_dim).transpose(1, 2)
 
     attended = F.scaled_dot_product_attention(
         attention.q_norm(heads(query)), attention.k_norm(heads(key)), heads(value)
     )
     mixed = attention.proj(attention.norm(attended.transpose(1, 2).flatten(2)))
-    tokens = tokens[:, :rows] + block.ls1(mixed)
-    return tokens + block.ls2(block.mlp(block.norm2(tokens)))
+    attended_rows = tokens[:, :rows] + block.ls1(mixed)
+    output: Tensor = attended_rows + block.ls2(block.mlp(block.norm2(attended_rows)))
+    return output
 
 
 def _require_plain(vit: nn.Module, name: str) -> None:

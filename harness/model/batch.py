@@ -1,7 +1,7 @@
 """A batch of several clients at once.
 
 Clients of one round are trained together: axis 0 is the client. Clients of different sizes are padded to a rectangle
-and masked; images are held packed, without padding, so that the backbone never computes a row nobody needs.
+and masked; images are held packed, without padding, so that the backbone never computes a row that nobody needs.
 How many rows are real is known to Python: no shape waits for a tensor's content, on a GPU or on `meta`.
 """
 
@@ -22,7 +22,7 @@ class Batch:
     sizes: tuple[int, ...]  # real samples of each client; what follows them in its line is padding
     images: Tensor  # (n, 3, h, w) uint8, packed: the n real rows in order; there if the method needs "images"
     features: Tensor  # (K, B, d) frozen CLS features; there if the method needs "features"
-    rngs: Sequence[torch.Generator]  # one a client: its noise is its own, whoever trains beside it
+    rngs: Sequence[torch.Generator]  # one per client, so that its noise does not depend on who trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
 
@@ -46,7 +46,7 @@ class Batch:
         if not self._full:
             lines = packed.new_zeros(self.labels.numel(), *packed.shape[1:])
             packed = lines.index_copy(0, self._places, packed)
-        return packed.unflatten(0, self.labels.shape)
+        return packed.view(*self.labels.shape, *packed.shape[1:])
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise for every sample, (K, B, *shape)."""

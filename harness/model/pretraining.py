@@ -80,7 +80,7 @@ def pretrain(
         logits = model(shift(normalise(data.images[rows]), rng))
         loss = nnf.cross_entropy(logits, torch.from_numpy(data.labels[rows]))
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if (step + 1) % 1000 == 0:  # something usable exists long before the end
@@ -163,10 +163,10 @@ def _probe_all(model: VisionTransformer) -> dict[str, float]:
     return {name: round(score, 4) for name, score in scores.items()}
 
 
-def linear_probe(model: VisionTransformer, data: Dataset, chosen: np.ndarray) -> float:
-    """Softmax regression on the training images among ``chosen``; accuracy on the test images among them."""
-    features, labels = predict(model, data.images[chosen]), torch.from_numpy(data.labels[chosen])
-    test = torch.from_numpy(data.is_test[chosen])
+def linear_probe(model: VisionTransformer, data: Dataset, selected: np.ndarray) -> float:
+    """Softmax regression on the training images among ``selected``; accuracy on the test images among them."""
+    features, labels = predict(model, data.images[selected]), torch.from_numpy(data.labels[selected])
+    test = torch.from_numpy(data.is_test[selected])
     head = torch.nn.Linear(features.shape[1], data.num_classes)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
@@ -174,6 +174,7 @@ def linear_probe(model: VisionTransformer, data: Dataset, chosen: np.ndarray) ->
     for _ in range(500):
         loss = nnf.cross_entropy(head(features[~test]), labels[~test])
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimiser.step()
-    return (head(features[test]).argmax(1) == labels[test]).float().mean().item()
+    correct: torch.Tensor = head(features[test]).argmax(1) == labels[test]
+    return float(correct.float().mean())

@@ -16,7 +16,7 @@ import safetensors
 import safetensors.torch
 import timm
 import torch
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 
 from fedprompt.harness.core.errors import UserError, unknown
@@ -103,9 +103,10 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
 
 
 def _timm_config(name: str) -> dict[str, Any]:
-    config = timm.models.get_pretrained_cfg(name)
+    config: Any = timm.models.get_pretrained_cfg(name)
     assert config is not None  # the name is one of timm's
-    return config.to_dict()
+    values: dict[str, Any] = config.to_dict()
+    return values
 
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -196,7 +197,8 @@ def _resampled(positions: torch.Tensor, vit: VisionTransformer) -> torch.Tensor:
     fits = positions.shape == vit.state_dict()["pos_embed"].shape
     if fits or positions.dim() != 3 or math.isqrt(positions.shape[1] - prefix) ** 2 != positions.shape[1] - prefix:
         return positions
-    return resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=prefix)
+    resampled: torch.Tensor = resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=prefix)
+    return resampled
 
 
 def _misfit(path: Path, name: str, why: str) -> UserError:

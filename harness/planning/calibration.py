@@ -101,10 +101,10 @@ def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, wor
     shares = [BUDGET * workers * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
     arguments = [jobs[index] for index in dearest], [costs[index] for index in dearest], [site] * len(dearest), shares
     timings = track(run(time_passes, *arguments), "timing", total=len(dearest))
-    found: dict[int, Price] = {}
+    job_prices: dict[int, Price] = {}
     for members, index, lines in zip(families.values(), dearest, timings, strict=True):
-        found |= {member: Price(costs[member], _scaled(lines, costs[index], costs[member])) for member in members}
-    return [found[index] for index in range(len(jobs))]
+        job_prices |= {member: Price(costs[member], _scaled(lines, costs[index], costs[member])) for member in members}
+    return [job_prices[index] for index in range(len(jobs))]
 
 
 def _scaled(lines: Mapping[str, Line], timed: Cost, other: Cost) -> dict[str, Line]:

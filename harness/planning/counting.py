@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import NoneType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fedprompt.methods import State
 
 @contextmanager
 def counted() -> "Iterator[FlopCounter]":
-    with _FusedAttention(), FlopCounter() as counter:
+    with FusedAttention(), FlopCounter() as counter:
         yield counter
 
 
@@ -43,7 +44,7 @@ def kept_for_backward(backbone: FrozenViT, theta: State) -> Iterator[dict[Any, i
         yield storage_bytes
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Attention on `meta` by the kernel that real devices use: it keeps no (tokens x tokens) matrix for backward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,14 +53,14 @@ class _FusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class FlopCounter(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts with torch's formulas; what `meta` tensors of the same shapes have shown before is not computed again.
 
     Shapes on `meta` are computed in Python, a millisecond each, and every block and step of a transformer repeats them.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,15 +108,15 @@ def _signature(value: Any) -> Any:
 
 
 def _empty(signature: Any) -> Any:
-    """Tensors on `meta` with the signature of a result."""
+    """Tensors on `meta` with the signature of an earlier result."""
     kind, *rest = signature
     if kind is Tensor:
         shape, stride, dtype, device = rest
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return kind(map(_empty, rest))
+    return None if kind is NoneType else kind(map(_empty, rest))
 
 
 def _all_meta(result: Any) -> bool:
     if isinstance(result, tuple | list):
         return all(map(_all_meta, result))
-    return isinstance(result, Tensor) and result.is_meta
+    return result is None or (isinstance(result, Tensor) and result.is_meta)

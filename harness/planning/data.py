@@ -9,17 +9,17 @@ from fedprompt.datasets import SOURCES, Dataset, MissingDataError, load_labels
 from fedprompt.harness.core.errors import UserError
 
 # (train, test) images of each domain, dealt to the classes evenly, and where the numbers come from.
-_DOMAINNET = "the paper's 1,830 {} a domain; classes of equal size {}are assumed"
+_DOMAINNET = "the paper's 1,830 {} per domain; classes of equal size {}are assumed"
 PUBLISHED: dict[str, tuple[tuple[tuple[int, int], ...], str]] = {
-    "cifar10": (((50_000, 10_000),), "5,000 train and 1,000 test images a class"),
-    "cifar100": (((50_000, 10_000),), "500 train and 100 test images a class"),
-    "tiny-imagenet": (((100_000, 10_000),), "500 train and 50 test images a class"),
-    "food101": (((75_750, 25_250),), "750 train and 250 test images a class"),
+    "cifar10": (((50_000, 10_000),), "5,000 train and 1,000 test images per class"),
+    "cifar100": (((50_000, 10_000),), "500 train and 100 test images per class"),
+    "tiny-imagenet": (((100_000, 10_000),), "500 train and 50 test images per class"),
+    "food101": (((75_750, 25_250),), "750 train and 250 test images per class"),
     "domainnet": (((1830, 780),) * 6, _DOMAINNET.format("train images", "and 780 test images (70 : 30) ")),
     "domainnet-total": (((1460, 370),) * 6, _DOMAINNET.format("images", "")),
     "office-caltech10": (
         ((766, 192), (898, 225), (126, 31), (236, 59)),
-        "958, 1,123, 157 and 295 images a domain; a fifth of them test, classes of equal size are assumed",
+        "958, 1,123, 157 and 295 images per domain; a fifth of them test, classes of equal size are assumed",
     ),
 }
 

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
+import torch
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite import Planned, Suite
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.planning.calibration import Job, Overhead, Price, measure_overhead, prices, structure
 from fedprompt.harness.planning.cost import Cost
 from fedprompt.harness.planning.data import Labelled, labelled
@@ -59,7 +60,7 @@ class Plan:
     """The cells of a suite, each once, and how long those that are left take together."""
 
     cells: Mapping[str, CellPlan]  # by hash
-    lines: Mapping[tuple[str, ...], Sequence[CellPlan]]  # all seeds, by (table, setting, row, title)
+    lines: Mapping[tuple[str, ...], Sequence[str]]  # hashes of all seeds, by (table, setting, row, title)
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -67,9 +68,10 @@ class Plan:
         """One line per setting and row of a table, seeds together; a cell counts where it is shown first."""
         counted: set[str] = set()
         lines = []
-        for (table, setting, row, title), shown in self.lines.items():
-            new = {cell.cell.hash: cell for cell in shown if cell.cell.hash not in counted}
-            counted.update(new)
+        for (table, setting, row, title), hashes in self.lines.items():
+            shown = [self.cells[name] for name in hashes]
+            new = [self.cells[name] for name in hashes if name not in counted]
+            counted.update(hashes)
             lines.append(
                 {
                     "table": table,
@@ -78,14 +80,14 @@ class Plan:
                     "title": title,
                     "cells": len(new),
                     "elsewhere": len(shown) - len(new),  # counted in a setting above
-                    "finished": sum(cell.finished for cell in new.values()),
-                    "images": sum(cell.images for cell in new.values()),
-                    "flops": sum(cell.flops for cell in new.values()),
+                    "finished": sum(cell.finished for cell in new),
+                    "images": sum(cell.images for cell in new),
+                    "flops": sum(cell.flops for cell in new),
                     "activation_bytes": max(cell.activation_bytes for cell in shown),
                     "bytes_down": shown[0].cost.bytes_down,  # of a client in a round
                     "bytes_up": shown[0].cost.bytes_up,
-                    "bytes_sent": sum(cell.bytes_sent for cell in new.values()),
-                    "seconds": sum(cell.seconds for cell in new.values()),
+                    "bytes_sent": sum(cell.bytes_sent for cell in new),
+                    "seconds": sum(cell.seconds for cell in new),
                 }
             )
         return pd.DataFrame(lines)
@@ -93,8 +95,13 @@ class Plan:
 
 def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None = None) -> Plan:
     """Count all cells of ``suite``; time follows from ``flops`` per second, or is measured here with ``workers``."""
-    entries = list(suite.planned())
-    by_hash = {entry.cell.hash: entry.cell for entry in entries}
+    torch.set_num_threads(site.threads)  # small tensors: more threads would only wait for each other
+    by_hash: dict[str, Cell] = {}
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for setting, row, cell in suite.planned():
+        name = cell.hash
+        by_hash[name] = cell
+        lines.setdefault((setting.table, setting.label, row.key, row.title), []).append(name)
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()})
@@ -115,15 +122,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
     together = sum(left) if not timed else makespan(left, workers) + started + overhead.start
     notes = tuple(known.note for known in data.values() if known.note)
-    return Plan(cell_plans, _lines(entries, cell_plans), together, notes)
-
-
-def _lines(entries: Sequence[Planned], cell_plans: Mapping[str, CellPlan]) -> dict[tuple[str, ...], list[CellPlan]]:
-    lines: dict[tuple[str, ...], list[CellPlan]] = {}
-    for setting, row, cell in entries:
-        line = lines.setdefault((setting.table, setting.label, row.key, row.title), [])
-        line.append(cell_plans[cell.hash])
-    return lines
+    return Plan(cell_plans, lines, together, notes)
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:

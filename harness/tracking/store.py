@@ -1,12 +1,15 @@
-"""Where MLflow keeps runs: connecting to it, finding cells in it. MLflow is imported late, for it takes seconds."""
+"""Where MLflow keeps runs: connecting, finding cells. MLflow is imported only in functions: it takes seconds."""
 
 import logging
 import os
 import textwrap
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from filelock import FileLock
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
@@ -14,7 +17,6 @@ from fedprompt.harness.core.errors import UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
-
 
 SETTINGS = {  # of MLflow, unless the user has set them; they must be there before it is imported
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -38,6 +40,14 @@ def connect(uri: str) -> "MlflowClient":
 
         database.MAX_RETRY_COUNT = 3  # ten by default, which waits 100 s; there is no setting for it
     return mlflow.MlflowClient(uri)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """One process records at a time, so that two cannot both miss a run and create it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / ".tracking.lock"):
+        yield
 
 
 def experiment_name(dataset: str) -> str:

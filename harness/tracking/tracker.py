@@ -1,33 +1,31 @@
 """MLflow: the record that tables are built from.
 
-One run a cell, in one experiment a data set (`fedprompt/glyph-100`), so that what the MLflow UI lists together can be
-compared: group by the tag `method`, filter by `partition`, `phase` (tune or final) or `suite`. A run is found again by
-its tag `cell_hash`; what is recorded twice is recorded once. Metrics named `round/...` are curves over rounds, the
-others are what the tables print. Only the parent process records; workers write run folders.
+There is one run per cell, in one experiment per data set (`fedprompt/glyph-100`), so that what the MLflow UI lists
+together can be compared: group by the tag `method`, filter by `partition`, `phase` (tune or final) or `suite`. A run is
+found again by its tag `cell_hash`; recording the same run twice has no effect. Metrics named `round/...` are curves
+over rounds, the others are what the tables print. Only the parent process records; workers write run folders.
 """
 
-import csv
-import fcntl
-import hashlib
-import json
-import math
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-import pandas as pd
-
-from fedprompt.harness.cells.cell import Cell, cell_from_json
+from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done
-from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.federation.metrics import per_round, with_accuracy
-from fedprompt.harness.tracking.store import connect, experiment_name, first_line, is_database, public
+from fedprompt.harness.tracking.contents import (
+    ARTIFACTS,
+    FinishedRun,
+    Row,
+    cell_params,
+    cell_tags,
+    curve_metrics,
+    final_metrics,
+)
+from fedprompt.harness.tracking.marker import Entry, Marker
+from fedprompt.harness.tracking.store import alone, connect, experiment_name, first_line, is_database, public
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,14 +33,11 @@ if TYPE_CHECKING:
 
     from fedprompt.harness.cells.run import RoundProgress
 
-MARKER = "tracked.json"  # in a run folder: the suites it belongs to, the stores that have it
-ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "summary.json", "partition.npz")
-CURVES = ("loss", "average", "worst_local", "bytes_down", "bytes_up")
 SEND_EVERY = 10.0  # seconds between two calls for one running cell
 RETRY_AFTER = 60.0  # seconds a store that did not answer is left alone
 BATCH = 1000  # MLflow's limit of metrics, parameters and tags in one call
 
-Outcome = Literal["recorded", "present", "failed"]
+Recorded = Literal["recorded", "present", "failed"]
 T = TypeVar("T")
 
 
@@ -56,38 +51,9 @@ class _Live:
 
     started: float = field(default_factory=time)
     sent_at: float = field(default_factory=lambda: monotonic())
-    waiting: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    waiting: dict[int, Row] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
     run: "Run | None" = None
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """A done run folder, read."""
-
-    folder: Path
-    cell: Cell
-    summary: dict[str, Any]
-    curves: Mapping[int, Mapping[str, float]]  # by round
-    digest: str  # of the records: equal for a cell that was run twice
-    ended: float
-
-    @classmethod
-    def read(cls, folder: Path) -> "_Finished":
-        summary = json.loads((folder / "summary.json").read_text())
-        digest = hashlib.sha256((folder / "records.csv").read_bytes() + (folder / "rounds.csv").read_bytes())
-        return cls(
-            folder,
-            cell_from_json((folder / "cell.json").read_text()),
-            summary,
-            _curves(folder),
-            digest.hexdigest()[:16],
-            (folder / "done").stat().st_mtime,
-        )
-
-    @property
-    def started(self) -> float:
-        return self.ended - float(self.summary["seconds_per_round"]) * self.cell.protocol.rounds
 
 
 class Tracker:
@@ -102,7 +68,7 @@ class Tracker:
         self._warned = False
 
     def round(self, cell: Cell, progress: "RoundProgress") -> None:
-        """Take in one round; it is sent with others, at most one call in ``SEND_EVERY`` seconds a cell."""
+        """Take in one round; rounds are sent together, at most one call per cell in ``SEND_EVERY`` seconds."""
         live = self._live.setdefault(cell.hash, _Live())
         live.waiting[progress.round] = progress.metrics
         if monotonic() - live.sent_at >= SEND_EVERY:
@@ -113,12 +79,11 @@ class Tracker:
         """Record a done run folder completely; False if the store did not take it (`sync` will)."""
         return self.record(folder) != "failed"
 
-    def record(self, folder: Path) -> Outcome:
-        finished = _Finished.read(folder)
-        marker = _read_marker(folder)
-        if self.suite and self.suite not in marker["suites"]:
-            marker["suites"] = sorted([*marker["suites"], self.suite])
-            _write_marker(folder, marker)  # also if the store is away: `sync` does not know the suite
+    def record(self, folder: Path) -> Recorded:
+        finished, marker = FinishedRun.read(folder), Marker.read(folder)
+        if self.suite and self.suite not in marker.suites:
+            marker.suites = sorted([*marker.suites, self.suite])
+            marker.write(folder)  # also if the store is away: `sync` does not know the suite
         return self._try(lambda: self._record(finished, marker)) or "failed"
 
     def failed(self, cell: Cell, reason: str) -> None:
@@ -126,10 +91,10 @@ class Tracker:
 
         def send() -> bool:
             live = self._live.pop(cell.hash, _Live())
-            self._send(cell, live)
-            if live.run is not None and live.run.info.status != "FINISHED":
-                self._store.set_tag(live.run.info.run_id, "failure", reason[:1000])
-                self._store.set_terminated(live.run.info.run_id, "FAILED")
+            run = self._send(cell, live)
+            if not _is_finished(run):
+                self._store.set_tag(run.info.run_id, "failure", reason[:1000])
+                self._store.set_terminated(run.info.run_id, "FAILED")
             return True
 
         self._try(send)
@@ -164,12 +129,12 @@ class Tracker:
     def _experiment(self, dataset: str) -> "Experiment":
         if dataset not in self._experiments:
             name = experiment_name(dataset)
-            found = self._store.get_experiment_by_name(name)
-            if found is None:
-                # A server has a place of its own for artifacts; a bare database has none.
+            experiment = self._store.get_experiment_by_name(name)
+            if experiment is None:
+                # A server has its own place for artifacts; a bare database has none.
                 place = (self.out / "mlartifacts").resolve().as_uri() if is_database(self.uri) else None
-                found = self._store.get_experiment(self._store.create_experiment(name, place))
-            self._experiments[dataset] = found
+                experiment = self._store.get_experiment(self._store.create_experiment(name, place))
+            self._experiments[dataset] = experiment
         return self._experiments[dataset]
 
     def _group(self, cell: Cell) -> Mapping[str, str]:  # noqa: ARG002
@@ -177,81 +142,84 @@ class Tracker:
         return {}
 
     def _find(self, cell: Cell) -> "Run | None":
+        """The run of the cell; the finished one where there are several."""
         runs = self._store.search_runs(
             [self._experiment(cell.dataset).experiment_id], f"tags.cell_hash = '{cell.hash}'", order_by=["start_time"]
         )
-        return min(runs, key=lambda run: run.info.status != "FINISHED", default=None)
+        return min(runs, key=lambda run: not _is_finished(run), default=None)
 
     def _begun(self, cell: Cell, live: _Live) -> "Run | None":
-        """The run to go on with; one whose cell was started over is given up, its rounds may come out otherwise."""
+        """The run to go on with; that of a cell started over is deleted, because its rounds may come out otherwise."""
         run = self._find(cell)
-        if run and run.info.status != "FINISHED" and live.run is None and 1 in live.waiting:
+        if run and not _is_finished(run) and live.run is None and 1 in live.waiting:
             self._store.delete_run(run.info.run_id)
             return None
         return run
 
     def _create(self, cell: Cell, started: float, suites: Iterable[str]) -> "Run":
-        tags = {**_tags(cell), **self._group(cell), "suite": ", ".join(suites)}
+        tags = {**cell_tags(cell), **self._group(cell), "suite": ", ".join(suites)}
         name = f"{cell.method} {cell.partition} seed {cell.seed}"
         experiment = self._experiment(cell.dataset).experiment_id
         return self._store.create_run(experiment, int(started * 1000), tags, name)
 
-    def _send(self, cell: Cell, live: _Live) -> bool:
+    def _send(self, cell: Cell, live: _Live) -> "Run":
         """Send what waits; the run is created at its first call, or continued if an earlier process created it."""
         if live.run is None:
-            run = self._begun(cell, live)
-            if run is not None and run.info.status not in ("RUNNING", "FINISHED"):
-                self._store.update_run(run.info.run_id, "RUNNING")
-            live.run = run or self._create(cell, live.started, [self.suite] if self.suite else [])
-        if live.run.info.status != "FINISHED":  # a finished one keeps its record until the new one is complete
-            self._log(live.run, _metrics(live.run, live.waiting), _params(cell))
+            begun = self._begun(cell, live)
+            if begun is not None and begun.info.status not in ("RUNNING", "FINISHED"):
+                self._store.update_run(begun.info.run_id, "RUNNING")
+            live.run = begun or self._create(cell, live.started, [self.suite] if self.suite else [])
+        if not _is_finished(live.run):  # a finished one keeps its record until the new one is complete
+            self._log(live.run, curve_metrics(live.run, live.waiting), cell_params(cell))
         live.sent |= set(live.waiting)
         live.waiting = {}
-        return True
+        return live.run
 
-    def _record(self, finished: _Finished, marker: dict[str, Any]) -> Outcome:
-        cell, suites = finished.cell, marker["suites"]
-        group = self._group(cell)
+    def _record(self, finished: FinishedRun, marker: Marker) -> Recorded:
+        cell, key = finished.cell, public(self.uri)
         experiment = self._experiment(cell.dataset)
         # The time tells a database that was deleted and made again from the one that has the run.
-        entry = {"experiment": f"{experiment.experiment_id}@{experiment.creation_time}", "suites": suites, **group}
-        key = public(self.uri)
-        stored = marker["stores"].get(key, {})
-        if all(stored.get(name) == value for name, value in entry.items()):
+        identity = f"{experiment.experiment_id}@{experiment.creation_time}"
+        entry = Entry(identity, tuple(marker.suites), dict(self._group(cell)))
+        stored = marker.stores.get(key)
+        if stored is not None and replace(stored, run="") == entry:
             return "present"
         live = self._live.pop(cell.hash, _Live())
         run = self._begun(cell, live)
-        if run and run.info.status == "FINISHED" and run.data.tags.get("records") != finished.digest:
+        if run and _is_finished(run) and run.data.tags.get("records") != finished.digest:
             self._store.delete_run(run.info.run_id)  # the cell was started over and came out otherwise
             run = None
-        outcome: Outcome = "present" if run and run.info.status == "FINISHED" else "recorded"
-        if run is None or outcome == "recorded":
-            run = run or self._create(cell, finished.started, suites)
-            known = live.sent if live.run and live.run.info.run_id == run.info.run_id else set()
-            rest = {round_: row for round_, row in finished.curves.items() if round_ not in known}
-            numbers = {k: float(v) for k, v in finished.summary.items() if isinstance(v, int | float)}
-            tags = {
-                "partition_hash": finished.summary["partition_hash"],
-                "data_checksum": finished.summary["data_checksum"],
-                "records": finished.digest,
-            }
-            metrics = _metrics(run, rest) + _metrics(run, {cell.protocol.rounds: numbers}, prefix="")
-            self._log(run, metrics, _params(cell), tags)
-            for name in ARTIFACTS:
-                if (finished.folder / name).exists():
-                    self._store.log_artifact(run.info.run_id, str(finished.folder / name))
-            if "failure" in run.data.tags:
-                self._store.delete_tag(run.info.run_id, "failure")
-            self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
-        for name, value in group.items():
+        answer: Recorded = "present"
+        if run is None or not _is_finished(run):
+            run = run or self._create(cell, finished.started, entry.suites)
+            self._complete(run, finished, live)
+            answer = "recorded"
+        self._label(run, entry)
+        marker.stores[key] = replace(entry, run=run.info.run_id)
+        marker.write(finished.folder)
+        return answer
+
+    def _complete(self, run: "Run", finished: FinishedRun, live: _Live) -> None:
+        """Send all that the run lacks and end it."""
+        known = live.sent if live.run and live.run.info.run_id == run.info.run_id else set()
+        rest = {round_: row for round_, row in finished.curves.items() if round_ not in known}
+        metrics = curve_metrics(run, rest) + final_metrics(run, finished)
+        self._log(run, metrics, cell_params(finished.cell), finished.tags)
+        for name in ARTIFACTS:
+            if (finished.folder / name).exists():
+                self._store.log_artifact(run.info.run_id, str(finished.folder / name))
+        if "failure" in run.data.tags:
+            self._store.delete_tag(run.info.run_id, "failure")
+        self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
+
+    def _label(self, run: "Run", entry: Entry) -> None:
+        """Tags that a finished run may still get: its group and further suites."""
+        for name, value in entry.group.items():
             if run.data.tags.get(name) != value:
                 self._store.set_tag(run.info.run_id, name, value)
-        named = set(filter(None, run.data.tags.get("suite", "").split(", ")))
-        if not named.issuperset(suites):
-            self._store.set_tag(run.info.run_id, "suite", ", ".join(sorted(named.union(suites))))
-        marker["stores"][key] = {**entry, "run": run.info.run_id}
-        _write_marker(finished.folder, marker)
-        return outcome
+        known_suites = set(filter(None, run.data.tags.get("suite", "").split(", ")))
+        if not known_suites.issuperset(entry.suites):
+            self._store.set_tag(run.info.run_id, "suite", ", ".join(sorted(known_suites.union(entry.suites))))
 
     def _log(
         self, run: "Run", metrics: Sequence["Metric"], params: Mapping[str, str], tags: Mapping[str, str] | None = None
@@ -273,102 +241,15 @@ class Tracker:
 def sync(out: Path, uri: str) -> tuple[int, int, int]:
     """Record every done run folder of ``out`` that the store lacks: (recorded now, already there, failed)."""
     tracker = Tracker(uri, out)
-    count = {"recorded": 0, "present": 0, "failed": 0}
+    counts: dict[Recorded, int] = {"recorded": 0, "present": 0, "failed": 0}
     for folder in sorted(path for path in (out / "runs").glob("*") if is_done(path)):
         try:
-            count[tracker.record(folder)] += 1
+            counts[tracker.record(folder)] += 1
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"warning: {folder} cannot be read ({first_line(error)}); not recorded", file=sys.stderr)
-            count["failed"] += 1
-    return count["recorded"], count["present"], count["failed"]
+            counts["failed"] += 1
+    return counts["recorded"], counts["present"], counts["failed"]
 
 
-@cache
-def git_commit() -> str:
-    """The commit of this code, with `-dirty` where files differ from it; empty for an installed package."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=True)
-        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def _tags(cell: Cell) -> dict[str, str]:
-    return {
-        "cell_hash": cell.hash,
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "partition": cell.partition,
-        "seed": str(cell.seed),
-        "phase": cell.phase,
-        "backbone": cell.backbone.name,
-        "weights": cell.backbone.weights,
-        "code": cell.code,
-        "git_commit": git_commit(),
-        "mlflow.source.name": "fedprompt",
-        "mlflow.source.git.commit": git_commit(),
-    }
-
-
-def _params(cell: Cell) -> dict[str, str]:
-    named = {
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "partition": cell.partition,
-        "seed": cell.seed,
-        **{f"method.{key}": value for key, value in cell.params.items()},
-        **{f"protocol.{key}": value for key, value in asdict(cell.protocol).items()},
-        **{f"backbone.{key}": value for key, value in asdict(cell.backbone).items()},
-    }
-    return {key: str(value) for key, value in named.items()}
-
-
-def _metrics(run: "Run", rows: Mapping[int, Mapping[str, float]], prefix: str = "round/") -> list["Metric"]:
-    """Times count rounds, not seconds: MLflow drops a point that it has, but only if its time is the same."""
-    from mlflow.entities import Metric
-
-    return [
-        Metric(prefix + name, float(value), run.info.start_time + 1000 * round_, round_)
-        for round_, row in rows.items()
-        for name, value in row.items()
-        if (not prefix or _is_curve(name)) and not math.isnan(value)
-    ]
-
-
-def _is_curve(name: str) -> bool:
-    return name in CURVES or name.startswith("diagnostics/")
-
-
-def _curves(folder: Path) -> dict[int, dict[Any, float]]:
-    """The same numbers, to the bit, that a running cell tells round by round."""
-    with (folder / "rounds.csv").open(newline="") as file:
-        logs = {int(row["round"]): row for row in csv.DictReader(file)}
-    accuracy = per_round(with_accuracy(pd.read_csv(folder / "records.csv")))
-    seen = accuracy.to_dict("index")
-    return {
-        round_: {**{name: float(row[name]) for name in row if _is_curve(name)}, **seen.get(round_, {})}
-        for round_, row in logs.items()
-    }
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """One process records at a time, so that two cannot both miss a run and create it."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".tracking.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _read_marker(folder: Path) -> dict[str, Any]:
-    try:
-        return {"suites": [], "stores": {}, **json.loads((folder / MARKER).read_text())}
-    except FileNotFoundError:
-        return {"suites": [], "stores": {}}
-
-
-def _write_marker(folder: Path, marker: Mapping[str, Any]) -> None:
-    write_atomic(folder / MARKER, json.dumps(marker, indent=1, sort_keys=True).encode())
+def _is_finished(run: "Run") -> bool:
+    return bool(run.info.status == "FINISHED")

@@ -289,7 +289,7 @@ def test_workers_take_the_next_cell_when_they_are_free() -> None:
 
 def test_published_sizes_are_planned_with_and_named() -> None:
     found = labelled("domainnet")
-    assert "domainnet is not at hand: the paper's 1,830 train images a domain" in found.note
+    assert "domainnet is not at hand: the paper's 1,830 train images per domain" in found.note
     assert np.bincount(found.dataset.domains[~found.dataset.is_test]).tolist() == [1830] * 6
     assert np.bincount(found.dataset.labels[found.dataset.is_test]).tolist() == [468] * 10
 
@@ -337,7 +337,7 @@ def test_the_command_prints_tables_a_total_and_what_was_assumed(
     assert told.startswith("Label shift")
     assert "1 cells, " in told
     assert "at 1 GFLOPS" in told
-    assert "cifar100 is not at hand: 500 train and 100 test images a class." in told
+    assert "cifar100 is not at hand: 500 train and 100 test images per class." in told
     assert not (tmp_path / "out").exists()
 
 

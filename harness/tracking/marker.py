@@ -1,0 +1,42 @@
+"""`tracked.json` in a run folder: what the folder itself knows about where it is recorded."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedprompt.harness.core.files import write_atomic
+
+MARKER = "tracked.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one store has of a run."""
+
+    experiment: str = ""  # its id and the time it was created
+    suites: tuple[str, ...] = ()
+    group: dict[str, str] = field(default_factory=dict)  # tags that say where the run belongs, such as under a parent
+    run: str = ""  # MLflow's id
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Entry":
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{**known, "suites": tuple(known.get("suites", ()))})
+
+
+@dataclass
+class Marker:
+    suites: list[str] = field(default_factory=list)  # that the run belongs to; `fedprompt sync` cannot know them
+    stores: dict[str, Entry] = field(default_factory=dict)  # by URI, without user name and password
+
+    @classmethod
+    def read(cls, folder: Path) -> "Marker":
+        try:
+            values = {"suites": [], "stores": {}, **json.loads((folder / MARKER).read_text())}
+        except FileNotFoundError:
+            return cls()
+        return cls(values["suites"], {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()})
+
+    def write(self, folder: Path) -> None:
+        write_atomic(folder / MARKER, json.dumps(asdict(self), indent=1, sort_keys=True).encode())
