@@ -8,9 +8,11 @@ nothing to say.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 THRESHOLD = 0.01  # of an accuracy in [0, 1]
 LEAST_EVALUATIONS = 4
@@ -40,7 +42,7 @@ def still_moving(curve: "pd.Series[float]", threshold: float = THRESHOLD) -> Con
     return Convergence(100 * drift, bool(moving), len(values))
 
 
-def _noise(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def _noise(values: NDArray[Any]) -> float:
     """Standard deviation of one evaluation around the trend; unknown, and taken for zero, with fewer than three."""
     steps = np.diff(values)
     return float(steps.std(ddof=1) / np.sqrt(2)) if len(steps) > 1 else 0.0

@@ -1,5 +1,7 @@
 """Two recordings of the same cells, side by side: which differ by more than their seeds do."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -16,45 +18,36 @@ def compare_runs(ours: "pd.Series[float]", theirs: "pd.Series[float]") -> pd.Dat
     sides (each cell's own counts for as much as all others together); p-values are adjusted by Holm's rule. Values
     that agree exactly never differ.
     """
-    cell = list(range(ours.index.nlevels - 1))
-    sides = {
-        name: (100 * side).groupby(level=cell).agg(["mean", "var", "count"])
-        for name, side in (("ours", ours), ("theirs", theirs))
-    }
+    sides = {"ours": _over_seeds(ours), "theirs": _over_seeds(theirs)}
     both = pd.concat(sides, axis=1)
-    means, counts = both.xs("mean", axis=1, level=1), both.xs("count", axis=1, level=1).fillna(0)
-    squares = both.xs("var", axis=1, level=1).fillna(0) * (counts - 1).clip(lower=0)
+    means = pd.DataFrame({side: both[side, "mean"] for side in sides})
+    counts = pd.DataFrame({side: both[side, "count"] for side in sides}).fillna(0)
+    squares = sum(both[side, "squares"].fillna(0) for side in sides)
     difference = (means["ours"] - means["theirs"]).round(9)
-    freedom = (counts - 1).clip(lower=0).sum(axis=1)
-    error, known = _error(squares.sum(axis=1), freedom, counts)
-    p = pd.Series(2 * stats.t.sf(np.abs(difference) / error, known), index=difference.index)
+    error, freedom = _error(squares, counts)
+    p = pd.Series(2 * stats.t.sf(np.abs(difference) / error, freedom), index=difference.index)
     p = p.mask(difference == 0, 1.0)
     adjusted = pd.Series(holm(p.to_list()), index=p.index)
-    return pd.DataFrame(
-        {
-            "ours": means["ours"],
-            "theirs": means["theirs"],
-            "difference": difference,
-            "error": error,
-            "p": p,
-            "adjusted": adjusted,
-            "differs": adjusted < LEVEL,
-        }
-    )
+    columns = {"difference": difference, "error": error, "p": p, "adjusted": adjusted, "differs": adjusted < LEVEL}
+    return means.assign(**columns)
 
 
-def _error(
-    squares: "pd.Series[float]", freedom: "pd.Series[float]", counts: pd.DataFrame
-) -> tuple["pd.Series[float]", "pd.Series[float]"]:
-    """Standard error of the difference of means, and its degrees of freedom; NaN where no cell has two seeds."""
-    total = float(freedom.sum())
+def _over_seeds(accuracies: "pd.Series[float]") -> pd.DataFrame:
+    """Mean in percent, number of seeds and sum of squares around the mean, one line per cell."""
+    cells = (100 * accuracies).groupby(level=list(range(accuracies.index.nlevels - 1)))
+    count = cells.count()
+    return pd.DataFrame({"mean": cells.mean(), "count": count, "squares": cells.var().fillna(0) * (count - 1)})
+
+
+def _error(squares: Any, counts: pd.DataFrame) -> tuple[Any, Any]:
+    """Standard errors of differences of means, and their degrees of freedom; NaN where no cell has two seeds."""
+    freedom = (counts - 1).clip(lower=0).sum(axis=1)
+    total = freedom.sum()
     if total == 0:
-        nothing = pd.Series(np.nan, index=freedom.index)
-        return nothing, nothing
-    pooled = float(squares.sum()) / total
+        return np.nan, np.nan
+    pooled = squares.sum() / total
     weight = np.minimum(freedom, total - freedom)
-    known = freedom + weight
-    variance = (squares + weight * pooled) / known.where(known > 0)
+    known = (freedom + weight).replace(0, np.nan)
     # A cell with one seed on each side has no spread of its own and takes that of all others.
-    variance, known = variance.fillna(pooled), known.where(known > 0, total)
-    return np.sqrt(variance * (1 / counts.where(counts > 0)).sum(axis=1, skipna=False)), known
+    variance = ((squares + weight * pooled) / known).fillna(pooled)
+    return np.sqrt(variance * (1 / counts.replace(0, np.nan)).sum(axis=1, skipna=False)), known.fillna(total)

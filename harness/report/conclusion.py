@@ -1,6 +1,7 @@
 """The sentence below a table: what can be concluded from its differences, and what cannot."""
 
 from collections.abc import Mapping
+from math import isnan
 
 from fedprompt.harness.report.inference import Difference, Leader, significant_rows
 from fedprompt.harness.report.power import Detectable
@@ -27,7 +28,7 @@ def conclusion(
     calls the control.
     """
     names = titles or {}
-    compared = {row: gain for row, gain in gains.items() if gain.p == gain.p}  # NaN: nothing to compare
+    compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
     parts = (
         [_against(compared, names, control, detectable)] if compared else [f"nothing can be compared with {control}"]
     )
@@ -47,7 +48,11 @@ def _against(
     up, down = significant_rows(gains, 1), significant_rows(gains, -1)
     clauses = [_changes(changes, verb, names, control) for changes, verb in ((up, "gain"), (down, "lose")) if changes]
     left = len(gains) - len(up) - len(down)
-    limit = f" (smallest detectable difference {detectable.points:.1f} points)" if _known(detectable) else ""
+    limit = (
+        f" (smallest detectable difference {detectable.points:.1f} points)"
+        if detectable and not isnan(detectable.points)
+        else ""
+    )
     if left:
         clauses.append(_left(left, len(gains), control) + limit)
     elif limit:
@@ -106,7 +111,3 @@ def _lead(leader: Leader, names: Mapping[str, str]) -> str:
 
 def _name(row: str, names: Mapping[str, str]) -> str:
     return names.get(row, row)
-
-
-def _known(detectable: Detectable | None) -> bool:
-    return detectable is not None and detectable.points == detectable.points

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
@@ -10,7 +9,7 @@ from fedprompt.harness.report.figures.style import GREY, PAGE, Picture
 from fedprompt.harness.report.ranks import MeanRanks
 
 LINE = 0.17  # inches between two labels, or two bars
-SIDE = 0.34  # share of the width that labels have on each side
+SIDE = 0.27  # share of the width that labels have on each side
 
 
 def figures_ranks(ranks: MeanRanks, titles: Mapping[str, str] | None = None) -> Iterator[Picture]:
@@ -41,17 +40,17 @@ def _diagram(ranks: MeanRanks, titles: Mapping[str, str]) -> Canvas:
     for place, (row, rank) in enumerate(ranks.ranks.items()):
         left = place < (count + 1) // 2
         line = first + (place if left else count - 1 - place)
-        edge, align = (1 - 0.04 * reach, "right") if left else (count + 0.04 * reach, "left")
-        ax.plot([rank, rank, edge], [0, line, line], color=GREY, linewidth=0.7)
+        end, outwards, align = (1, -reach, "right") if left else (count, reach, "left")
+        ax.plot([rank, rank, end + 0.04 * outwards], [0, line, line], color=GREY, linewidth=0.7)
         name = titles.get(str(row), str(row))
         text = f"{name}  {rank:.2f}" if left else f"{rank:.2f}  {name}"
-        ax.text(edge, line, text, ha=align, va="center", fontsize=7)
+        ax.text(end + 0.07 * outwards, line, text, ha=align, va="center", fontsize=7)
     return canvas
 
 
 def _axis(ax: Axes, count: int, critical: float) -> None:
     ax.plot([1, count], [0, 0], color="black", linewidth=0.8)
-    for rank in np.arange(1, count + 1):
+    for rank in range(1, count + 1):
         ax.plot([rank, rank], [0, -0.4], color="black", linewidth=0.8)
         ax.text(rank, -0.6, str(rank), ha="center", va="bottom", fontsize=7)
     ax.plot([1, 1 + critical], [-2.4] * 2, "|-", color="black", linewidth=0.8, markersize=4)
