@@ -25,9 +25,9 @@ def simulated_table(
     rng = np.random.default_rng(number)
     per_seed = 1 if same_clients else seeds
     level = 0.6 + rng.normal(0, 0.12, (per_seed, clients)) + rng.normal(0, 0.02, (seeds, 1))
-    own = rng.normal(0, seed_effect, (rows, seeds, 1)) + rng.normal(0, client_effect, (rows, per_seed, clients))
-    own[1] += gain
-    chance = np.clip(level + own / 100, 0.02, 0.98)
+    row_effects = rng.normal(0, seed_effect, (rows, seeds, 1)) + rng.normal(0, client_effect, (rows, per_seed, clients))
+    row_effects[1] += gain
+    chance = np.clip(level + row_effects / 100, 0.02, 0.98)
     accuracies = rng.binomial(images, chance) / images
     index = pd.MultiIndex.from_product([range(seeds), range(clients)], names=["seed", "client"])
     names = [CONTROL, *(f"method-{row}" for row in range(1, rows))]

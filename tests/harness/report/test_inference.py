@@ -135,9 +135,9 @@ def test_five_points_are_found_with_two_seeds() -> None:
     table = simulated_table(0, rows=12)
     gained = np.random.default_rng(0).binomial(80, 0.05, len(table)) / 80
     table["better"] = table[CONTROL] + gained
-    found = paired(table, CONTROL)["better"]
-    assert found.significant
-    assert found.low < 5 < found.high
+    better = paired(table, CONTROL)["better"]
+    assert better.significant
+    assert better.low < 5 < better.high
 
 
 def test_five_points_are_mostly_found_even_if_no_image_is_shared() -> None:
