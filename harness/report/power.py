@@ -1,0 +1,83 @@
+"""The smallest difference that a table can find, by simulation from its own records.
+
+A row's paired differences are taken apart into means of seeds and residuals of clients. Clients are resampled (a
+client number stays together over seeds), each seed gets a normal shift of the size that `components` estimates, and
+the comparison is made again; what is left over the critical value says how large a true difference would have been
+found in this resample. The difference that four of five resamples find has 80 % power. Clients' residuals contain the
+noise of their test images.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.harness.report.components import Array, Pool, components, paired_array, pool_rows, spread, wide
+from fedprompt.harness.report.inference import LEVEL
+
+POWER = 0.8
+SIMULATIONS = 1000
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """True differences in points that are found with 80 % power."""
+
+    points: float  # for the median row of the table
+    worst: float  # for the row that varies most
+    comparisons: int  # that the level is divided by (Bonferroni: the first step of Holm's rule, its strictest)
+
+
+def smallest_detectable(
+    accuracies: pd.DataFrame, control: str, comparisons: int | None = None, test_images: int | None = None
+) -> Detectable:
+    """Of all rows against ``control``; NaN where nothing can be compared.
+
+    ``comparisons`` defaults to the number of other rows. ``test_images`` per client bounds the answer from below: a
+    true difference shows in at least that share of the test images, and which ones is chance, however equal the
+    records look.
+    """
+    pool = pool_rows(accuracies)
+    count = comparisons or max(accuracies.shape[1] - 1, 1)
+    table = wide(accuracies)
+    arrays = [paired_array(values, table[control]) for row, values in table.items() if row != control]
+    per_row = [_detectable(array, pool, count) for array in arrays if np.nan_to_num(array).any()]
+    least = _from_images(arrays, count, test_images)
+    if not per_row:
+        return Detectable(least, least, count)
+    return Detectable(float(np.fmax(np.median(per_row), least)), float(np.fmax(np.max(per_row), least)), count)
+
+
+def _detectable(differences: Array, pool: Pool, comparisons: int) -> float:
+    simulated = components(_resampled(differences, pool))
+    size = spread(simulated, pool)
+    critical = stats.t.isf(LEVEL / (2 * comparisons), size.freedom)
+    return float(np.quantile(critical * size.error - simulated.estimate, POWER))
+
+
+def _resampled(differences: Array, pool: Pool) -> Array:
+    """Tables without a true difference, (simulations, seeds, clients)."""
+    rng = numpy_rng(0, "evaluation", "power")
+    seeds, clients = differences.shape
+    parts = components(differences)
+    total = spread(parts, pool).error ** 2
+    shift = np.sqrt(seeds * np.maximum(total - np.maximum(parts.by_client, parts.within), 0))
+    residuals = differences - np.nanmean(differences, axis=1, keepdims=True)
+    for seed in residuals:  # a client that a seed lacks gets the residual of another one
+        missing = np.isnan(seed)
+        seed[missing] = rng.choice(seed[~missing], missing.sum())
+    # Resampling n residuals around their own mean loses one part in n of the variance.
+    residuals = residuals * np.sqrt(clients / (clients - 1))
+    draws = rng.integers(clients, size=(SIMULATIONS, clients))
+    return np.asarray(residuals[:, draws].swapaxes(0, 1) + shift * rng.standard_normal((SIMULATIONS, seeds, 1)))
+
+
+def _from_images(arrays: list[Array], comparisons: int, test_images: int | None) -> float:
+    """The difference d that solves d = (z + z') sqrt(d (1 - d) / images), in points."""
+    images = (test_images or 0) * max((int(np.sum(~np.isnan(array))) for array in arrays), default=0)
+    if images == 0:
+        return float("nan")
+    needed = (stats.norm.isf(LEVEL / (2 * comparisons)) + stats.norm.ppf(POWER)) ** 2
+    return float(100 * needed / (images + needed))
