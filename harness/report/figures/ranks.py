@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from fedprompt.harness.report.figures.style import GREY, PAGE, Picture
+from fedprompt.harness.report.figures.style import GREY, PAGE, DrawnFigure
 from fedprompt.harness.report.ranks import MeanRanks
 
 LINE = 0.17  # inches between two labels, or two bars
 SIDE = 0.27  # share of the width that labels have on each side
 
 
-def figures_ranks(ranks: MeanRanks, titles: Mapping[str, str] | None = None) -> Iterator[Picture]:
+def figures_ranks(ranks: MeanRanks, titles: Mapping[str, str] | None = None) -> Iterator[DrawnFigure]:
     """One diagram; none where there are too few settings."""
     if not ranks.enough:
         return
@@ -20,7 +20,7 @@ def figures_ranks(ranks: MeanRanks, titles: Mapping[str, str] | None = None) -> 
         f"Mean ranks over {ranks.settings} settings (1 is best). Bars join methods that Nemenyi's test cannot tell "
         f"apart at 5 % (critical difference CD = {ranks.critical_difference:.2f}). {ranks.verdict}"
     )
-    yield Picture("critical-difference", "Mean ranks over settings", caption, _diagram(ranks, titles or {}))
+    yield DrawnFigure("critical-difference", "Mean ranks over settings", caption, _diagram(ranks, titles or {}))
 
 
 def _diagram(ranks: MeanRanks, titles: Mapping[str, str]) -> Canvas:
