@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +142,11 @@ def sync(args: Namespace) -> int:
 
 
 def pretrain(args: Namespace) -> None:
-    from fedprompt.harness.model.pretraining import pretrain as train
+    from fedprompt.harness.model import pretraining, pretraining_clip
 
+    train: Callable[..., dict[str, Any]] = pretraining.pretrain
+    if args.backbone == "micro-clip":
+        train = pretraining_clip.pretrain_clip
     if args.out.suffix != ".safetensors":
         raise UserError(f"--out {str(args.out)!r} must end in .safetensors.")
     options = {} if args.steps is None else {"steps": args.steps}

@@ -131,8 +131,13 @@ def build_parser() -> Parser:
     _tracking_option(sync)
 
     pretrain = _command(
-        sub, "pretrain", commands.pretrain, "train the embedded backbone anew", ["pretrain --out m.safetensors"]
+        sub,
+        "pretrain",
+        commands.pretrain,
+        "train an embedded backbone anew",
+        ["pretrain --out m.safetensors", "pretrain micro-clip --out c.safetensors"],
     )
+    pretrain.add_argument("backbone", nargs="?", default="micro-vit", choices=("micro-vit", "micro-clip"))
     pretrain.add_argument("--out", type=Path, required=True, help="where to write the weights (.safetensors)")
     pretrain.add_argument("--steps", type=int, help="fewer steps for a trial")
     pretrain.add_argument("--seed", type=int, default=0)
