@@ -74,7 +74,9 @@ class FrozenCLIP(FrozenViT):
         templates = self.templates if templates is None else templates
         for template in templates:
             if "{}" not in template:
-                raise UserError(f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}.")
+                raise UserError(
+                    f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}."
+                )
         names = [spoken_name(name) for name in class_names]
         each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
         return F.normalize(torch.stack(each).mean(0), dim=-1)
@@ -105,7 +107,7 @@ def require_zero_shot(clip: FrozenCLIP, accuracy: float, num_classes: int) -> No
     if clip.weights != "random" and accuracy < bar:
         raise UserError(
             f"{clip.name} classifies {100 * accuracy:.1f} % of the images without training, less than the "
-            f"{100 * bar:.1f} % that weights which work must reach on {num_classes} classes (chance {100 * chance:.1f} %); "
-            "check that labels and class names belong together, that images are normalised with "
-            "the weights' mean and std, and that the model's GELU is the weights' (-quickgelu or not)."
+            f"{100 * bar:.1f} % that sound weights must reach on {num_classes} classes (chance {100 * chance:.1f} %); "
+            "check that labels and class names belong together, that images are normalised with the weights' mean "
+            "and std, and that the model's GELU is the weights' (-quickgelu or not)."
         )

@@ -11,7 +11,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -85,9 +85,7 @@ def save_micro_clip(
     Text tower and projections are stored in half precision. The image tower is stored as it is, so that it stays
     micro-vit bit for bit and both families can stand on one backbone.
     """
-    state = {
-        name: value if name.startswith("image.") else value.half() for name, value in towers.state_dict().items()
-    }
+    state = {name: value if name.startswith("image.") else value.half() for name, value in towers.state_dict().items()}
     state["logit_scale"] = logit_scale.detach().float()
     described = json.dumps({"vocabulary": vocabulary, "templates": templates})
     # One key only: the order of several is not fixed, and the same weights must be the same bytes.

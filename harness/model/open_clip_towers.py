@@ -3,6 +3,7 @@
 open_clip builds the model, reads the checkpoint and brings the tokenizer; none of its forward code runs in a method.
 """
 
+import json
 import logging
 import pickle
 from collections.abc import Iterator, Mapping
@@ -96,8 +97,6 @@ def file_is_quick(path: Path) -> bool | None:
     Tensors are the same either way. What gives OpenAI's weights away, the ones this happens with: the three
     numbers their files carry, their mixture of precisions, a configuration beside the file, or the file's name.
     """
-    import json
-
     beside = path.parent / "open_clip_config.json"
     if beside.is_file():
         return bool(json.loads(beside.read_text()).get("model_cfg", {}).get("quick_gelu", False))
@@ -192,7 +191,7 @@ def _text_tower(text: Any, name: str, tokenizer: Any) -> TextTower:
     if text.attn_mask is None:
         raise _unfit(name, "has a text tower without a causal mask, whose prompts may not be cut at their end")
     pooling = getattr(text, "text_pool_type", getattr(text, "pool_type", None))
-    ends = {"argmax": tokenizer.end, "eos": getattr(text, "text_eos_id", getattr(text, "eos_id", None))}
+    ends: dict[Any, Any] = {"argmax": tokenizer.end, "eos": getattr(text, "text_eos_id", getattr(text, "eos_id", None))}
     if ends.get(pooling) != tokenizer.end or getattr(text, "cls_emb", None) is not None:
         raise _unfit(name, "does not read its text tower at the end-of-text token")
     return TextTower(
@@ -209,7 +208,8 @@ def _linear(matrix: Any) -> nn.Linear:
     """A projection as open_clip keeps it, a module or a matrix that multiplies from the right."""
     if isinstance(matrix, nn.Linear):
         return matrix
-    layer = nn.Linear(*matrix.shape, bias=False, device="meta")
+    width, dim = matrix.shape
+    layer = nn.Linear(width, dim, bias=False, device="meta")
     layer.weight = nn.Parameter(matrix.detach().T)
     return layer
 
@@ -235,13 +235,14 @@ def _blocks(transformer: Any, name: str) -> list[Block]:
 
 def _block(source: Any) -> Block:
     width, hidden = source.mlp.c_fc.in_features, source.mlp.c_fc.out_features
+    norm: Any = partial(nn.LayerNorm, eps=source.ln_1.eps)  # timm's annotation asks for a class
     block = Block(
         width,
         source.attn.num_heads,
         mlp_ratio=(hidden + 0.5) / width,  # timm rounds down
         qkv_bias=True,
         init_values=None if isinstance(source.ls_1, nn.Identity) else 1.0,
-        norm_layer=partial(nn.LayerNorm, eps=source.ln_1.eps),
+        norm_layer=norm,
         device="meta",
     )
     block.load_state_dict(dict(_renamed(source.state_dict())), assign=True)

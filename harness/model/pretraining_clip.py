@@ -7,7 +7,6 @@ fonts of which some are held out, and from no image of a benchmark, neither of i
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,7 @@ from fedprompt.harness.model.micro_clip import (
     save_micro_clip,
     words_of,
 )
-from fedprompt.harness.model.text import PLACEHOLDER, Prompts, TextTower, spoken_name
+from fedprompt.harness.model.text import PLACEHOLDER, Prompts, spoken_name
 from fedprompt.harness.model.weights import file_identity
 
 # One cut of each family; every family and every attribute is still met in another cut.
@@ -76,13 +75,18 @@ def styles_of(char: str) -> list[str]:
 
 
 def pretrain_clip(
-    out: Path, steps: int = 1200, seed: int = 0, batch: int = 128, lr: float = 1e-3, warmup: int = 100, each: int = TRAIN_EACH
+    out: Path,
+    steps: int = 1200,
+    seed: int = 0,
+    batch: int = 128,
+    lr: float = 1e-3,
+    warmup: int = 100,
+    each: int = TRAIN_EACH,
 ) -> dict[str, Any]:
     """Write the weights to ``out`` and the record, which is also returned, beside it (.json)."""
     if steps < 1:
         raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 1200).")
     pretraining._check_writable(out)
-    began = time.monotonic()
     vocabulary = make_vocabulary(_all_captions())
     towers = new_towers(vocabulary, seed)
     towers["image"].load_state_dict(load_file(pretraining.ASSET))
@@ -106,7 +110,6 @@ def pretrain_clip(
         "templates": best,
         "validation_accuracy": scores,
         "zero_shot_accuracy": measure(load_micro_clip(out, "trained")),
-        "minutes": round((time.monotonic() - began) / 60, 1),
     }
     out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     return record
@@ -184,7 +187,9 @@ def tokenise(
         tokens.append(ids if len(ids) <= tokenizer.context_length else tokenizer(text))
     longest = max(len(ids) for ids in tokens)
     return Prompts(
-        torch.tensor([ids + [0] * (longest - len(ids)) for ids in tokens]), torch.tensor([len(i) - 1 for i in tokens]), 0
+        torch.tensor([ids + [0] * (longest - len(ids)) for ids in tokens]),
+        torch.tensor([len(i) - 1 for i in tokens]),
+        0,
     )
 
 
@@ -224,7 +229,8 @@ def contrastive_loss(
     chars, styles = all_classes(), list(glyphs.DRAW)
     filler = f"{PLACEHOLDER} " * int(rng.integers(1, 1 + LONGEST_FILLER)) if rng.random() < 0.25 else ""
     captions = [
-        filler + caption(spoken_name(chars[pictures.labels[i]]), styles[pictures.styles[i]], FONTS[pictures.fonts[i]], rng)
+        filler
+        + caption(spoken_name(chars[pictures.labels[i]]), styles[pictures.styles[i]], FONTS[pictures.fonts[i]], rng)
         for i in rows
     ]
     texts = text(tokenise(captions, text.tokenizer, rng))[0]

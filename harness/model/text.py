@@ -97,7 +97,7 @@ class TextTower(nn.Module):
     def context_of(self, words: str) -> Tensor:
         """The embeddings of hand-written words, (tokens, d_t): a context that starts as that text."""
         prompts = self.tokenise([words])
-        return self.embedding(prompts.ids[0, 1:-1]).detach().clone()
+        return self.embedding.weight[prompts.ids[0, 1:-1]].detach().clone()
 
     def forward(self, prompts: Prompts, context: Tensor | None = None) -> Tensor:
         """L2-normalised features of all prompts under each client's context: (K, m, d_t) to (K, C, d).
@@ -165,13 +165,14 @@ def _joined(prefix: Sequence[Tensor], names: Sequence[Tensor]) -> tuple[Tensor, 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Attention with (K, C) as one batch axis: the fast kernels take no more than one."""
-    batch = query.shape[:2]
-    flat = (x.flatten(0, 1) for x in (query, keys, values))
-    return F.scaled_dot_product_attention(*flat, attn_mask=mask).unflatten(0, batch)
+    query_rows, key_rows, value_rows = (x.flatten(0, 1) for x in (query, keys, values))
+    attended = F.scaled_dot_product_attention(query_rows, key_rows, value_rows, attn_mask=mask)
+    return attended.view(*query.shape[:2], *attended.shape[1:])
 
 
 def _residual(block: Any, tokens: Tensor, attended: Tensor) -> Tensor:
     """The rest of a pre-norm block once attention is done."""
     mixed = block.attn.proj(block.attn.norm(attended.transpose(-3, -2).flatten(-2)))
     tokens = tokens + block.ls1(mixed)
-    return tokens + block.ls2(block.mlp(block.norm2(tokens)))
+    output: Tensor = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+    return output

@@ -64,9 +64,9 @@ def test_image_features_are_open_clips(vision: dict[str, Any], quick_gelu: bool)
 def test_spatial_tokens_are_open_clips() -> None:
     model = tiny_open_clip()
     clip = rebuilt(model)
-    found = model.visual.forward_intermediates(
-        pixels(clip), indices=1, normalize_intermediates=True, output_fmt="NLC"
-    )["image_intermediates"][0]
+    found = model.visual.forward_intermediates(pixels(clip), indices=1, normalize_intermediates=True, output_fmt="NLC")[
+        "image_intermediates"
+    ][0]
     wanted = F.normalize(found @ model.visual.proj, dim=-1)
     assert wanted.shape == (3, 16, 32)
     torch.testing.assert_close(clip.spatial(IMAGES), wanted, atol=1e-5, rtol=0)
@@ -139,7 +139,9 @@ def test_vit_b_16_shapes_are_open_clips() -> None:
     texts = open_clip.tokenize([f"a photo of a {name}." for name in names])
     wanted = model.encode_image(pixels(clip, images), normalize=True)
     torch.testing.assert_close(clip.image_features(images), wanted, atol=1e-5, rtol=0)
-    torch.testing.assert_close(clip.template_features(names), model.encode_text(texts, normalize=True), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        clip.template_features(names), model.encode_text(texts, normalize=True), atol=1e-5, rtol=0
+    )
     assert (clip.width, clip.text.width, clip.dim, clip.spatial(images).shape) == (768, 512, 512, (2, 196, 512))
 
 
@@ -279,3 +281,11 @@ def test_without_open_clip_the_error_says_how_to_install_it(monkeypatch: pytest.
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(UserError, match=r"pip install 'fedprompt-bench\[clip\]'"):
         backbone_spec("clip:ViT-B-16", "random")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_torchscript_archive_is_refused_with_advice(tmp_path: Path) -> None:
+    """OpenAI's own .pt files are such archives."""
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "tiny.pt"))
+    with pytest.raises(UserError, match=r"convert it to \.safetensors once, as docs/clip\.md shows"):
+        load(tmp_path / "tiny.pt")
