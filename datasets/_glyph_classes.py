@@ -1,6 +1,6 @@
 """The characters behind the three embedded data sets.
 
-No pretraining character looks like one of the other two sets: its ``_glyph_fonts.likeness`` to every digit and to
+No pretraining character looks like one of the other two sets: its ``glyph_fonts.likeness`` to every digit and to
 every basic Latin, Greek, Cyrillic and selected Armenian letter is below LOOK_ALIKE, and variants of such letters
 ("with hook", "with stroke") were left out by name.
 """

@@ -15,9 +15,9 @@ import torch.nn.functional as nnf
 
 from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.datasets._glyph_fonts import SIZE, fonts_hash, masks
 from fedprompt.datasets._glyph_styles import STYLES, Style, blend, uniform
 from fedprompt.datasets._store import open_store, write_store
+from fedprompt.datasets.glyph_fonts import SIZE, fonts_hash, masks
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import cache_dir
 from fedprompt.harness.core.progress import track

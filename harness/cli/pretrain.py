@@ -1,8 +1,9 @@
-"""`fedprompt pretrain`: the embedded backbone, trained anew."""
+"""`fedprompt pretrain`: an embedded backbone, trained anew."""
 
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedprompt.harness.cli._parser import add_command
 from fedprompt.harness.core.errors import UserError
@@ -10,11 +11,14 @@ from fedprompt.harness.core.errors import UserError
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
 
-EXAMPLES = ("pretrain --out m.safetensors",)
+EXAMPLES = ("pretrain --out m.safetensors", "pretrain micro-clip --out c.safetensors")
 
 
 def add(commands: "Commands") -> None:
-    parser = add_command(commands, "pretrain", pretrain, "train the embedded backbone anew", EXAMPLES)
+    parser = add_command(commands, "pretrain", pretrain, "train an embedded backbone anew", EXAMPLES)
+    parser.add_argument(
+        "backbone", nargs="?", default="micro-vit", choices=("micro-vit", "micro-clip"), help="micro-vit is the default"
+    )
     parser.add_argument("--out", type=Path, required=True, help="where to write the weights (.safetensors)")
     parser.add_argument("--steps", type=int, help="fewer steps, to try it out")
     parser.add_argument("--seed", type=int, default=0)
@@ -26,8 +30,11 @@ def pretrain(args: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedprompt.harness.model.pretraining import pretrain as train
+    from fedprompt.harness.model import pretraining, pretraining_clip
 
+    train: Callable[..., dict[str, Any]] = pretraining.pretrain
+    if args.backbone == "micro-clip":
+        train = pretraining_clip.pretrain_clip
     options = {} if args.steps is None else {"steps": args.steps}
     measurements = train(args.out, seed=args.seed, **options)
     table = Table("measured", "value")

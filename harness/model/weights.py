@@ -25,6 +25,7 @@ from fedprompt.harness.model.backbone import FrozenViT
 
 EMBEDDED = Path(__file__).parent / "assets" / "micro-vit.safetensors"
 MICRO_VIT = "micro-vit"
+CLIP_PREFIX = "clip:"  # before the names of open_clip's models
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 
 
@@ -39,11 +40,15 @@ class BackboneSpec:
 
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
+    if _is_clip(name):
+        from fedprompt.harness.model.clip_weights import clip_spec
+
+        return clip_spec(name, weights, image_size)
     known = timm.list_models(module="vision_transformer")
     base, dot, _ = name.partition(".")  # `vit_base_patch16_224.orig_in21k`: the tag says which of timm's weights
     if name != MICRO_VIT and (base not in known or (dot and name not in timm.list_pretrained(f"{base}.*"))):
         plain = [model for model in known if re.fullmatch(r"vit_[a-z]+_patch\d+_\d+", model)]
-        raise unknown("backbone", name, [MICRO_VIT, *plain, *timm.list_pretrained(f"{base}.*")])
+        raise unknown("backbone", name, [MICRO_VIT, "micro-clip", *plain, *timm.list_pretrained(f"{base}.*")])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
     patch = _patch_size(name)
     if size < patch or size % patch:
@@ -85,6 +90,10 @@ def _file_hash(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 (par
 
 def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenViT:
     """Build ``spec``; ``weights`` is the file it was made from, needed only where that is not the embedded one."""
+    if _is_clip(spec.name):
+        from fedprompt.harness.model.clip_weights import load_clip
+
+        return load_clip(spec, weights, device)
     if spec.weights.startswith("sha256:"):
         path = EMBEDDED if weights is None else Path(weights)
         if file_identity(path) != spec.weights:
@@ -100,6 +109,10 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
         vit = _build(spec.name, spec.image_size, meta=torch.device(device).type == "meta")
     mean, std = ((0.5,) * 3, (0.5,) * 3) if spec.name == MICRO_VIT else _normalisation(spec.name)
     return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
+
+
+def _is_clip(name: str) -> bool:
+    return name == "micro-clip" or name.startswith(CLIP_PREFIX)
 
 
 def _timm_config(name: str) -> dict[str, Any]:

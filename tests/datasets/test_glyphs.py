@@ -6,8 +6,8 @@ import pytest
 
 from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets import glyphs
-from fedprompt.datasets._glyph_fonts import likeness, mask
 from fedprompt.datasets._glyph_styles import STYLES
+from fedprompt.datasets.glyph_fonts import likeness, mask
 
 TINY = glyphs.GlyphSet("glyph-tiny", "37", ("print", "chalk"), train=3, test=2)
 

@@ -1,0 +1,113 @@
+"""The frozen CLIP: an image tower that is a `FrozenViT` in every respect, a text tower, and the space they share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedprompt.datasets import Dataset
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.backbone import Edit, FrozenViT
+from fedprompt.harness.model.text import Prompts, TextTower, spoken_name
+
+TEMPLATE = "a photo of a {}."
+CHUNK = 256
+
+
+class FrozenCLIP(FrozenViT):
+    """Image and text tower that never train. What a ViT method needs of a backbone is the image tower's."""
+
+    offers = FrozenViT.offers | {"text", "spatial tokens"}
+
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        projection: nn.Linear,
+        text: TextTower,
+        logit_scale: float,
+        name: str,
+        weights: str,
+        mean: Sequence[float],
+        std: Sequence[float],
+        templates: Sequence[str] = (TEMPLATE,),
+    ) -> None:
+        super().__init__(vit, name, weights, mean, std)
+        self.projection, self.text = projection.requires_grad_(False), text.requires_grad_(False)
+        self.logit_scale = logit_scale  # what cosines are multiplied with, exp of the trained parameter
+        self.templates = tuple(templates)  # the zero-shot prompts that go with these weights
+        self.dim = int(projection.out_features)
+        self.eval()
+
+    def project(self, features: Tensor) -> Tensor:
+        """Frozen CLS features (..., width), as `cls` gives them or a cache keeps them, in the shared space (..., d)."""
+        return F.normalize(self.projection(features), dim=-1)
+
+    def image_features(self, images: Tensor, edit: Edit | None = None) -> Tensor:
+        """L2-normalised image embeddings, (n, d)."""
+        return self.project(self.cls(images, edit))
+
+    def spatial(self, images: Tensor) -> Tensor:
+        """L2-normalised embeddings of the patches, (n, M, d)."""
+        return self.project(self(images, rows=self.tokens)[:, 1:])
+
+    def class_prompts(self, class_names: Sequence[str], length: int) -> Prompts:
+        """Tokenise `X ... X name.` once; `text_features` fills in the contexts."""
+        return self.text.class_prompts(class_names, length)
+
+    def text_features(self, context: Tensor, prompts: Prompts) -> Tensor:
+        """L2-normalised embeddings of all classes for all stacked clients, contexts (K, m, d_t) to (K, C, d).
+
+        One call per step: its cost grows with clients times classes, not with images.
+        """
+        features: Tensor = self.text(prompts, context)
+        return features
+
+    @torch.no_grad()
+    def template_features(self, class_names: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
+        """L2-normalised embeddings of all classes under hand-written templates, (C, d).
+
+        Several templates are an ensemble: the mean of their normalised embeddings, normalised again.
+        """
+        templates = self.templates if templates is None else templates
+        for template in templates:
+            if "{}" not in template:
+                raise UserError(
+                    f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}."
+                )
+        names = [spoken_name(name) for name in class_names]
+        each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
+        return F.normalize(torch.stack(each).mean(0), dim=-1)
+
+
+@torch.no_grad()
+def zero_shot_accuracy(
+    clip: FrozenCLIP, dataset: Dataset, rows: np.ndarray, templates: Sequence[str] | None = None
+) -> float:
+    """The share of images ``rows`` whose class is the nearest in the shared space."""
+    classes = clip.template_features(dataset.class_names, templates)
+    right = 0
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        nearest = (clip.image_features(torch.from_numpy(np.array(dataset.images[chunk]))) @ classes.T).argmax(1).cpu()
+        right += int((nearest == torch.from_numpy(dataset.labels[chunk])).sum())
+    return right / len(rows)
+
+
+def require_zero_shot(clip: FrozenCLIP, accuracy: float, num_classes: int) -> None:
+    """Stop a run whose pretrained towers hardly beat chance: something before the method is wrong.
+
+    The bar is three times chance or, with so few classes that this cannot be asked, half-way from chance to certainty.
+    Random weights, asked for by that word, pass.
+    """
+    chance = 1 / num_classes
+    bar = min(3 * chance, (1 + chance) / 2)
+    if clip.weights != "random" and accuracy < bar:
+        raise UserError(
+            f"{clip.name} classifies {100 * accuracy:.1f} % of the images without training, less than the "
+            f"{100 * bar:.1f} % that sound weights must reach on {num_classes} classes (chance {100 * chance:.1f} %); "
+            "check that labels and class names belong together, that images are normalised with the weights' mean "
+            "and std, and that the model's GELU is the weights' (-quickgelu or not)."
+        )
