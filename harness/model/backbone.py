@@ -6,15 +6,16 @@ whatever a method invents, because it sees the tokens of every block.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from timm.layers.attention import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.errors import UserError
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 Edit = Callable[[int, Tensor], Tensor]
 
@@ -56,7 +57,7 @@ class FrozenViT(nn.Module):
     offers = frozenset({"images", "features", "prompts", "layer inputs"})
 
     def __init__(
-        self, vit: VisionTransformer, name: str, weights: str, mean: Sequence[float], std: Sequence[float]
+        self, vit: "VisionTransformer", name: str, weights: str, mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__()
         _require_plain(vit, name)
@@ -135,6 +136,9 @@ def _block_rows(block: Any, tokens: Tensor, rows: int) -> Tensor:
 
 def _require_plain(vit: nn.Module, name: str) -> None:
     """Prompt rows sit after row 0 and blocks are taken apart, so the model must be what it seems."""
+    from timm.layers.attention import Attention  # here, because importing timm takes seconds and `methods` needs none
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     plain = (
         type(vit) is VisionTransformer  # a subclass may add tokens, as the distilled DeiT does
         and vit.has_class_token
