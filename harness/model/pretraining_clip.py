@@ -214,7 +214,7 @@ def train(
         rows = rng.integers(len(pictures), size=batch)
         loss = contrastive_loss(towers, pictures, rows, scale, rng)
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_([*weights, scale], 1.0)
         optimiser.step()
         scale.data.clamp_(max=math.log(100))
