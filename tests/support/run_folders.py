@@ -30,7 +30,7 @@ def done_folder(
     never: Sequence[int] = (),
     extra: Sequence[Record] = (),
 ) -> Path:
-    """A folder as `run_cell` leaves it, from an accuracy a round and client; ``never`` took part in no round."""
+    """A folder as `run_cell` leaves it, from one accuracy per round and client; ``never`` took part in no round."""
     table = accuracies or [[0.25, 0.75]] * cell.protocol.rounds
     records = [
         Record(round_, client, round(accuracy * TOTAL), TOTAL, client not in never)
