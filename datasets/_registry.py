@@ -210,7 +210,7 @@ def _check_source(source: Source, root: Path | None, store: Path) -> None:
         folder = str(source.find(root).resolve()) if root else None
     except MissingDataError:
         return
-    prepared = read_meta(store)["source"]
+    prepared = read_meta(store).get("source")
     if folder and folder != prepared:
         raise UserError(
             f"{source.name} was prepared from {prepared}, not from {folder}; to replace it run: "
