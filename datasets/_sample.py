@@ -12,7 +12,11 @@ def few_shots(
 ) -> np.ndarray:
     """At most ``shots`` rows of every class; those of fewer shots (and an equal generator) are a subset."""
     sizes = np.unique(labels[rows], return_counts=True)[1]
-    turns = (number for shot in range(shots) for number in np.flatnonzero(sizes > shot).tolist())
+    turns = (
+        number
+        for shot in range(min(shots, int(sizes.max(initial=0))))
+        for number in np.flatnonzero(sizes > shot).tolist()
+    )
     return _spread(rows, labels, domains, turns, rng)
 
 

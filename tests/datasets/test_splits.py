@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
+from fedprompt.datasets import Dataset, Partition, _spec, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
 from fedprompt.harness.core.errors import UserError
 
@@ -248,7 +248,38 @@ def test_five_test_shots_of_six_domains_leave_out_each_domain_equally_often() ->
 
 def test_an_impossible_dirichlet_partition_names_the_client_that_is_short() -> None:
     with pytest.raises(UserError, match=r"client \d+ still has \d test images, min_size=10; use fewer clients"):
-        make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 5), 0)
+        make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 10), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dirichlet:alpha=0.5,clients=10000", "10000 clients with at least 10 test images each, but 'tiny' has 600"),
+        ("dirichlet:alpha=0.5,clients=61", "use clients=1..60 or a smaller min_size"),
+        (
+            "domain-dirichlet:alpha=0.5,clients=51",
+            "2 test images each, but domain 'domain 0' has 100; use clients=1..50",
+        ),
+        ("domains:m=1,clients=999999996", "999999996 clients with at least 1 test images each, but 'tiny' has 600"),
+        ("classes:s=1,clients=999999990", "use clients=1..600"),
+        ("classes:s=10,clients=600", "600 clients share each class, and no share of 'tiny' holds an image"),
+        ("disjoint:clients=999999999", "'tiny' has 10 classes; use clients=1..10"),
+    ],
+)
+def test_impossible_partitions_are_refused_before_anything_is_drawn(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_spec, "numpy_rng", None)
+    with pytest.raises(UserError) as caught:
+        make_partition(parse_partition(text), tiny_dataset(), 0)
+    assert message in str(caught.value)
+
+
+def test_more_shots_than_images_keep_all_of_them() -> None:
+    whole, cut = (
+        make_partition(parse_partition(f"domains:m=2{more}"), tiny_dataset(), 0) for more in ("", ",shots=999999999")
+    )
+    assert whole.hash == cut.hash
 
 
 def test_a_tiny_alpha_still_gives_every_image_to_a_client() -> None:
