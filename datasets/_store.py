@@ -229,4 +229,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind")
+    return UserError(
+        f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind (FEDPROMPT_CACHE "
+        "names another place)"
+    )
