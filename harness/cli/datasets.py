@@ -54,16 +54,17 @@ def _list(console: "Console") -> None:
 
 
 def _describe(dataset: "Dataset", console: "Console") -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     size = dataset.image_size
-    console.print(f"[bold]{dataset.name}[/]: {len(dataset.labels)} images of {size} x {size}", soft_wrap=False)
-    console.print(f"classes ({dataset.num_classes}): {', '.join(dataset.class_names)}", soft_wrap=False)
+    console.print(f"[bold]{escape(dataset.name)}[/]: {len(dataset.labels)} images of {size} x {size}", soft_wrap=False)
+    console.print(f"classes ({dataset.num_classes}): {', '.join(dataset.class_names)}", soft_wrap=False, markup=False)
     table = Table("domain", "train", "test", box=None)
     for index, domain in enumerate(dataset.domain_names):
         in_domain = dataset.domains == index
         train, test = (in_domain & ~dataset.is_test).sum(), (in_domain & dataset.is_test).sum()
-        table.add_row(domain, str(int(train)), str(int(test)))
+        table.add_row(escape(domain), str(int(train)), str(int(test)))
     console.print(table)
     console.print(f"checksum {dataset.checksum[:16]}")
 
