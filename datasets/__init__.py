@@ -7,6 +7,7 @@ from fedprompt.datasets._plot import heat_map, plot_partition, train_counts
 from fedprompt.datasets._prepare import Preparation
 from fedprompt.datasets._registry import (
     dataset_names,
+    dataset_notes,
     describe_dataset,
     is_prepared,
     load_dataset,
@@ -25,6 +26,7 @@ __all__ = [
     "Preparation",
     "Source",
     "dataset_names",
+    "dataset_notes",
     "describe_dataset",
     "heat_map",
     "is_prepared",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from fedprompt.datasets._images import BROKEN_ARCHIVE
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.progress import progress
 
@@ -72,10 +73,10 @@ def unpack(download: Download, archive: Path) -> None:
             if target.exists():
                 shutil.rmtree(target) if target.is_dir() else target.unlink()
             path.rename(target)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{archive} cannot be unpacked ({error}); delete it and run again") from error
     except OSError as error:
         raise UserError(f"cannot unpack {archive}: {error.strerror or error}; nothing was left behind") from error
+    except BROKEN_ARCHIVE as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}); delete it and run again") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

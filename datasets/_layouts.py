@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedprompt.datasets._images import ImageFile
+from fedprompt.datasets._images import BROKEN_ARCHIVE, ImageFile
 from fedprompt.datasets._listing import (
     Entry,
     Listing,
     MissingDataError,
     class_tree,
     gather_listing,
-    plain_name,
     read_split_file,
     split_at_random,
     subfolders,
@@ -51,12 +50,16 @@ def cifar(
     """Torchvision's pickled batches, or an image tree by split and class."""
     if not (folder / names[0]).exists():
         return split_tree(folder)
-    parts = [_unpickle(folder / file) for split in batches for file in split]
-    images = np.concatenate([part["data"] for part in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    labels = np.concatenate([part[label] for part in parts]).astype(np.int64)
-    train = sum(len(part["data"]) for part in parts[: len(batches[0])])
-    class_names = tuple(_unpickle(folder / names[0])[names[1]])
-    return Listing(images, labels, np.zeros_like(labels), np.arange(len(labels)) >= train, class_names)
+    class_names = _unpickle(folder / names[0]).get(names[1])
+    if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
+        raise UserError(f"the file {folder / names[0]} is damaged (no {names[1]!r}); fetch it again")
+    parts = [_cifar_batch(folder / file, label) for split in batches for file in split]
+    images = np.concatenate([data for data, _ in parts]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = np.concatenate([numbers for _, numbers in parts])
+    if labels.min(initial=0) < 0 or labels.max(initial=0) >= len(class_names):
+        raise UserError(f"{folder} is damaged (a label is not among the {len(class_names)} classes); fetch it again")
+    train = sum(len(data) for data, _ in parts[: len(batches[0])])
+    return Listing(images, labels, np.zeros_like(labels), np.arange(len(labels)) >= train, tuple(class_names))
 
 
 def domainnet(folder: Path, subsample: str) -> Listing:
@@ -163,23 +166,6 @@ def dtd(folder: Path) -> Listing:
     return gather_listing(entries)
 
 
-def user_folder(folder: Path) -> Listing:
-    """``<class>/*``, ``<domain>/<class>/*``, or ``train/<class>/*`` with ``test/<class>/*``."""
-    places = subfolders(folder)
-    if {place.name for place in places} == {"train", "test"}:
-        return split_tree(folder)
-    if any(subfolders(place) for place in places):
-        flat = next((place for place in places if not subfolders(place)), None)
-        if flat:
-            raise UserError(f"{folder} mixes <class>/* and <domain>/<class>/*: {flat.name!r} holds no class folders")
-        entries = [entry for place in places for entry in class_tree(place, domain=plain_name(place))]
-    else:
-        entries = class_tree(folder)
-    if not entries:
-        raise MissingDataError(f"{folder} holds no images; it must be a tree <class>/* or <domain>/<class>/*")
-    return split_at_random(gather_listing(entries), "folder")
-
-
 class _DomainFiles:
     """Images of a DomainNet domain, from its folder or else from its zip."""
 
@@ -190,9 +176,12 @@ class _DomainFiles:
             if not archive.exists():
                 raise MissingDataError(f"domainnet: neither {folder / domain}/ nor {archive} exists")
             try:
-                self.base = zipfile.Path(zipfile.ZipFile(archive))
-            except (OSError, zipfile.BadZipFile) as error:
+                opened = zipfile.ZipFile(archive)
+            except BROKEN_ARCHIVE as error:
                 raise UserError(f"domainnet: {archive} is not a complete zip file ({error}); fetch it again") from error
+            if any(info.flag_bits & 1 for info in opened.infolist()):
+                raise UserError(f"domainnet: {archive} is encrypted; extract it to {folder / domain}/ yourself")
+            self.base = zipfile.Path(opened)
 
     def at(self, path: str) -> ImageFile:
         return self.base / path
@@ -246,19 +235,42 @@ def _rename(listing: Listing, names: tuple[str, ...]) -> Listing:
 class _ArraysOnly(pickle.Unpickler):
     """A pickle from elsewhere may run any code; the batches need arrays and nothing else."""
 
-    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "encode"})
+    ALLOWED = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )
 
     def find_class(self, module: str, name: str) -> Any:
-        if name in self.ALLOWED and module.split(".")[0] in ("numpy", "_codecs"):
+        if (module, name) in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a data file")
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
     try:
-        batch: dict[str, Any] = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-        return batch
+        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except FileNotFoundError:
         raise MissingDataError(f"the file {path} is missing") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, ImportError) as error:
+    except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"the file {path} is damaged (it holds a {type(content).__name__}); fetch it again")
+    return content
+
+
+def _cifar_batch(path: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 3072) and labels of one batch."""
+    batch = _unpickle(path)
+    data, labels = batch.get("data"), batch.get(label)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3072,):
+        raise UserError(f"the file {path} is damaged (no images of 3 x 32 x 32); fetch it again")
+    if not isinstance(labels, list) or not all(isinstance(number, int) for number in labels):
+        raise UserError(f"the file {path} is damaged (no {label!r}); fetch it again")
+    if len(data) != len(labels):
+        raise UserError(f"the file {path} is damaged ({len(data)} images, {len(labels)} labels); fetch it again")
+    return data, np.array(labels, np.int64)

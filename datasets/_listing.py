@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,21 +79,41 @@ def subfolders(folder: Path) -> list[Path]:
         folders = [path for path in folder.iterdir() if path.is_dir() and _visible(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         raise MissingDataError(f"the folder {folder} is missing") from None
-    return sorted(folders, key=_composed)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be read ({error.strerror})") from error
+    return sorted(folders, key=composed)
+
+
+def visible_tree(folder: Path) -> Iterator[tuple[Path, list[str], bool]]:
+    """Every visible folder below ``folder``: its path, its visible files, and whether it has visible folders.
+
+    Links to folders are followed, but no folder is entered twice.
+    """
+
+    def refuse(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise MissingDataError(f"the folder {error.filename} is missing") from None
+        raise UserError(f"the folder {error.filename} cannot be read ({error.strerror})") from error
+
+    entered = set()
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        stat = Path(place).stat()
+        again = (stat.st_dev, stat.st_ino) in entered
+        entered.add((stat.st_dev, stat.st_ino))
+        folders[:] = [] if again else sorted(name for name in folders if _visible(name))
+        if not again:
+            yield Path(place), sorted(name for name in names if _visible(name)), bool(folders)
 
 
 def image_files(folder: Path) -> list[Path]:
     """All visible image files below ``folder`` in a fixed order, whatever the case of their endings."""
-    files = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if _visible(name)]
-        files += [Path(place, name) for name in names if _visible(name) and name.lower().endswith(ENDINGS)]
-    return sorted(files, key=_composed)
+    files = [place / name for place, names, _ in visible_tree(folder) for name in names]
+    return sorted((file for file in files if file.name.lower().endswith(ENDINGS)), key=composed)
 
 
 def plain_name(path: Path) -> str:
-    """A folder's name, with accents composed, since some systems store them as separate characters."""
-    return _composed(path.name)
+    """A folder's name, as :func:`composed` text."""
+    return composed(path.name)
 
 
 def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[Entry]:
@@ -129,5 +149,6 @@ def _visible(name: str) -> bool:
     return not name.startswith((".", "__MACOSX"))
 
 
-def _composed(path: Path | str) -> str:
+def composed(path: Path | str) -> str:
+    """As text with composed accents, since some systems store them as separate characters."""
     return unicodedata.normalize("NFC", str(path))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._sample import few_shots, held_out
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
 from fedprompt.harness.core.errors import UserError
@@ -79,41 +80,26 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
     """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
 
     ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
-    to its classes. The rows of fewer ``shots`` are a subset of the rows of more; the same holds for ``test_shots``.
+    to its classes. Within every class, shots and val keep the client's mix of domains up to rounding. The rows of fewer
+    ``shots`` are a subset of the rows of more; the same holds for ``test_shots``.
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
     train, test = spec.split(dataset, seed)
-    labels = np.asarray(dataset.labels)
+    labels, domains = np.asarray(dataset.labels), np.asarray(dataset.domains)
     if spec.shots:
-        train = [_few(rows, labels, spec.shots, _rng(seed, "shots", k)) for k, rows in enumerate(train)]
+        train = [few_shots(rows, labels, domains, spec.shots, _rng(seed, "shots", k)) for k, rows in enumerate(train)]
     if spec.test_shots:
-        test = [_few(rows, labels, spec.test_shots, _rng(seed, "test shots", k)) for k, rows in enumerate(test)]
+        rngs = (_rng(seed, "test shots", k) for k in range(len(test)))
+        test = [few_shots(rows, labels, domains, spec.test_shots, rng) for rows, rng in zip(test, rngs, strict=True)]
     _check_sizes(spec, dataset, train, test, least_train=2 if val_fraction else 1)
-    val = [_held_out(rows, labels, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
+    val = [held_out(rows, labels, domains, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
     train = [np.setdiff1d(rows, val_rows) for rows, val_rows in zip(train, val, strict=True)]
     return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed))
 
 
 def _rng(seed: int, what: str, client: int) -> np.random.Generator:
     return numpy_rng(seed, "partition", what, client)
-
-
-def _few(rows: np.ndarray, labels: np.ndarray, shots: int, rng: np.random.Generator) -> np.ndarray:
-    rows = rng.permutation(rows)
-    per_class = [rows[labels[rows] == label][:shots] for label in np.unique(labels[rows])]
-    return np.sort(np.concatenate([*per_class, np.empty(0, np.int64)])).astype(np.int64)
-
-
-def _held_out(rows: np.ndarray, labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Systematic sampling of the rows in class order: every class gives its share, give or take one image."""
-    if not fraction:
-        return np.empty(0, np.int64)
-    count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
-    rows = rng.permutation(rows)
-    rows = rows[np.argsort(labels[rows], kind="stable")]
-    places = ((np.arange(count) + rng.uniform()) * len(rows) / count).astype(np.int64)
-    return np.sort(rows[places])
 
 
 def _unseen(spec: PartitionSpec, clients: int, seed: int) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class Preparation:
         lines += [f"  {note}" for note in self.notes]
         if self.dataset is None:
             lines.append("  NOT PREPARED: repair the unreadable files, or leave them out with --skip-bad")
-        return "\n".join(lines)
+        return "\n".join(lines).encode(errors="surrogateescape").decode(errors="replace")  # names need not be UTF-8
 
     def _class_lines(self, classes: list[str]) -> list[str]:
         pairs = [(self.count(split="train", class_name=c), self.count(split="test", class_name=c)) for c in classes]

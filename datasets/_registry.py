@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._images import to_array
-from fedprompt.datasets._layouts import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files
 from fedprompt.datasets._prepare import Preparation, build_store
 from fedprompt.datasets._sources import SOURCES, Source
@@ -31,7 +31,7 @@ from fedprompt.harness.core.files import cache_dir
 from fedprompt.harness.core.progress import track
 
 GROUP = "fedprompt.datasets"
-FOLDER = "folder:"
+FOLDER, LAYOUT = "folder:", "?layout="
 EMBEDDED = {
     "glyph-domains": "10 glyph classes in 6 styles, drawn on first use",
     "glyph-100": "100 glyph classes, drawn on first use",
@@ -75,6 +75,12 @@ def is_prepared(name: str) -> bool:
     return is_store(_store_of(name))
 
 
+def dataset_notes(name: str) -> tuple[str, ...]:
+    """What its preparation noted: how a user's folder was understood, how the split was drawn, what was left out."""
+    store = _store_of(name)
+    return tuple(str(note) for note in read_meta(store).get("notes", ())) if (store / "meta.json").exists() else ()
+
+
 def load_labels(name: str, root: Path | None = None) -> Dataset:
     """The data set; if it is public and not prepared, without images, so that none is decoded (shape (n, 3, 0, 0)).
 
@@ -105,10 +111,9 @@ def prepare(name: str, root: Path | None = None, skip_bad: bool = False, downloa
     If files are unreadable and ``skip_bad`` is not set, nothing is written: the result lists them and has no dataset.
     """
     if name.startswith(FOLDER):
-        folder = _user_path(name)
-        return build_store(
-            name, user_folder(folder), str(folder), _store_of(name), skip_bad, fingerprint=_fingerprint(folder)
-        )
+        folder, layout = _user_path(name)
+        fingerprint = _fingerprint(folder)  # before the files are read, so that a later change is noticed
+        return build_store(name, user_folder(folder, layout), str(folder), _store_of(name), skip_bad, fingerprint)
     source = _public_source(name)
     root = _root(root)
     if root is None:
@@ -133,7 +138,7 @@ def _load(name: str, root: Path | None) -> Dataset:
         return loader(root)
     store = _store_of(name)
     if name.startswith(FOLDER):
-        fingerprint = _fingerprint(_user_path(name))
+        fingerprint = _fingerprint(_user_path(name)[0])
     else:
         fingerprint = ""
         _check_source(_public_source(name), _root(root), store)
@@ -180,23 +185,42 @@ def _root(root: Path | None) -> Path | None:
 
 def _store_of(name: str) -> Path:
     if name.startswith(FOLDER):
-        key = hashlib.sha256(str(_user_path(name)).encode()).hexdigest()[:16]
+        folder, layout = _user_path(name)
+        key = hashlib.sha256(f"{folder}{LAYOUT + layout if layout else ''}".encode()).hexdigest()[:16]
         return cache_dir() / "datasets" / f"folder-{key}"
     return cache_dir() / "datasets" / name
 
 
-def _user_path(name: str) -> Path:
-    return Path(name.removeprefix(FOLDER)).expanduser().resolve()
+def _user_path(name: str) -> tuple[Path, str]:
+    """The folder of ``folder:PATH`` or ``folder:PATH?layout=LEVELS``, and the layout (empty: to be recognised)."""
+    text, _, layout = name.removeprefix(FOLDER).partition(LAYOUT)
+    try:
+        text.encode()
+        path = Path(text).expanduser().resolve()
+        if not text or not path.is_dir():
+            raise MissingDataError(
+                f"{FOLDER}{text:.100}: the folder {str(path)[:100]!r} is missing; give the path of one"
+            )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # too long, a null byte or not UTF-8, no home or a loop of links
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{FOLDER}{text!a:.100}: {str(reason)[:100]}; give the path of a folder") from error
+    return path, layout
 
 
 def _fingerprint(folder: Path) -> str:
     """Names, sizes and times of a user's files, which may change between two runs."""
     digest = hashlib.sha256()
     for path in image_files(folder):
-        stat = path.stat()
-        digest.update(
-            f"{path.relative_to(folder)}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
-        )
+        try:
+            stat = path.stat()
+            state = f"{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
+        except OSError:  # a broken link, which is reported when images are read
+            state = "unreadable"
+        digest.update(f"{path.relative_to(folder)}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -210,7 +234,7 @@ def _check_source(source: Source, root: Path | None, store: Path) -> None:
         folder = str(source.find(root).resolve()) if root else None
     except MissingDataError:
         return
-    prepared = read_meta(store)["source"]
+    prepared = read_meta(store).get("source")
     if folder and folder != prepared:
         raise UserError(
             f"{source.name} was prepared from {prepared}, not from {folder}; to replace it run: "

@@ -51,7 +51,7 @@ class Source:
         folder = self.find(root)
         try:
             listing = self.list_files(folder)
-        except (ValueError, KeyError, IndexError, OSError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError, OSError) as error:
             raise UserError(
                 f"{self.name}: the lists in {folder} cannot be read ({error!r}); fetch them again"
             ) from error

@@ -17,6 +17,7 @@ from fedprompt.datasets._splits import TrainTestRows
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.rng import numpy_rng
 
+MOST = 10**9  # of anything that is counted
 TRIES = 100  # draws of a Dirichlet partition before it is given up
 Unseen = Literal["none", "half", "last_half"]
 
@@ -38,6 +39,10 @@ class PartitionSpec(ABC):
             value = getattr(self, name, None)
             if value is not None and value < least:
                 raise UserError(f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}")
+            if value is not None and value > MOST:
+                raise UserError(
+                    f"partition {self.kind!r}: {name}={value!s:.15} is too large; it must be at most {MOST}"
+                )
         alpha = getattr(self, "alpha", 1.0)
         if not 0 < alpha < np.inf:
             raise UserError(f"partition {self.kind!r}: alpha={alpha} must be a finite number above 0")
@@ -80,6 +85,7 @@ class Domains(PartitionSpec):
                 f"partition '{self}': clients={clients} is not a multiple of the {count} domains of "
                 f"{dataset.name!r}; use clients={count * max(1, round(clients / count))}"
             )
+        _check_enough(self, dataset, clients)
         holders = _splits.cyclic_domains(clients, count, self.m)
         if self.assignment == "random_regular":
             holders = _splits.shuffle_domains(holders, numpy_rng(seed, "partition", "domains", "graph"))
@@ -107,6 +113,12 @@ class Classes(PartitionSpec):
                 f"partition '{self}': s*clients={self.s * self.clients} is not divisible by the {count} "
                 f"classes of {dataset.name!r}; use clients={step * max(1, round(self.clients / step))}"
             )
+        _check_enough(self, dataset, self.clients)
+        if not _splits.any_share_has_an_image(dataset, self.s * self.clients // count):
+            raise UserError(
+                f"partition '{self}': {self.s * self.clients // count} clients share each class, and no share of "
+                f"{dataset.name!r} holds an image in both splits; use fewer clients or a smaller s"
+            )
         return _splits.by_classes(dataset, self.clients, self.s, numpy_rng(seed, "partition", "classes"))
 
 
@@ -121,6 +133,7 @@ class Dirichlet(PartitionSpec):
     min_size: int = 10
 
     def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
+        _check_enough(self, dataset, self.clients, self.min_size)
         everything = np.ones(len(dataset.labels), bool)
         return _retry_dirichlet(self, dataset, everything, seed, f"all of {dataset.name!r}")
 
@@ -137,6 +150,8 @@ class DomainDirichlet(PartitionSpec):
 
     def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         domains = np.asarray(dataset.domains)
+        for number in range(len(dataset.domain_names)):
+            _check_enough(self, dataset, self.clients, self.min_size, number)
         train, test = [], []
         for number, name in enumerate(dataset.domain_names):
             part = _retry_dirichlet(self, dataset, domains == number, seed, f"domain {name!r}", number)
@@ -160,12 +175,12 @@ class Disjoint(PartitionSpec):
 
     def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
         count = dataset.num_classes
-        size = round(count / self.clients)
         if self.clients > count:
             raise UserError(
                 f"partition '{self}': clients={self.clients} but {dataset.name!r} has {count} classes; "
                 f"use clients=1..{count}"
             )
+        size = round(count / self.clients)
         if self.rule == "public" and not 0 < size * (self.clients - 1) < count:
             raise UserError(
                 f"partition '{self}': {size} classes per client leave none of the {count} for the last one; "
@@ -227,6 +242,22 @@ def _read_value(text: str, key: str, value: str, annotation: Any) -> int | float
         raise UserError(f"partition {text!r}: {key}={value!r} is not {kind}") from None
 
 
+def _check_enough(
+    spec: PartitionSpec, dataset: Dataset, clients: int, least: int = 1, domain: int | None = None
+) -> None:
+    """Refuse at once what no draw can give: ``least`` train and ``least`` test images for each of ``clients``."""
+    is_test = np.asarray(dataset.is_test)
+    where = slice(None) if domain is None else np.asarray(dataset.domains) == domain
+    what = repr(dataset.name) if domain is None else f"domain {dataset.domain_names[domain]!r}"
+    images, split = min((int((~is_test)[where].sum()), "train"), (int(is_test[where].sum()), "test"))
+    if clients * least > images:
+        smaller = " or a smaller min_size" if least > 1 else ""
+        raise UserError(
+            f"partition '{spec}': {clients} clients with at least {least} {split} images each, but {what} has {images};"
+            f" use clients={'1..' if images >= 2 * least else ''}{max(1, images // least)}{smaller}"
+        )
+
+
 def _retry_dirichlet(
     spec: Dirichlet | DomainDirichlet,
     dataset: Dataset,
@@ -238,10 +269,10 @@ def _retry_dirichlet(
     """Draw until every client has ``min_size`` train and test images; every attempt has its own generator."""
     for attempt in range(TRIES):
         rng = numpy_rng(seed, "partition", spec.kind, *key, attempt)
-        split = _splits.by_dirichlet(dataset, where, spec.clients, spec.alpha, rng)
-        sizes = np.array([[len(rows) for rows in part] for part in split])
+        deal = _splits.DirichletDeal.draw(dataset, where, spec.clients, spec.alpha, rng)
+        sizes = deal.sizes()
         if sizes.min() >= spec.min_size:
-            return split
+            return deal.rows()
     part, client = np.unravel_index(sizes.argmin(), sizes.shape)
     raise UserError(
         f"partition '{spec}': after {TRIES} draws over {what} client {client} still has {sizes.min()} "

@@ -4,6 +4,7 @@ All of them work on row numbers of the data set only, so an image can never meet
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedprompt.datasets._dataset import Dataset
 Rows = list[np.ndarray]
 TrainTestRows = tuple[Rows, Rows]  # one array per client in each
 
+MIN_SHARE, MAX_SHARE = 0.4, 0.6  # of a class, before a class's shares are scaled to sum to one
 Slot = tuple[int, float]  # a class, and the share of its images that goes with it
 
 
@@ -21,7 +23,7 @@ def by_class(dataset: Dataset, where: np.ndarray, rng: np.random.Generator) -> R
     return [rng.permutation(np.flatnonzero(where & (labels == label))) for label in range(dataset.num_classes)]
 
 
-def gather(parts: Iterable[Rows]) -> Rows:
+def gather(parts: Iterable[Iterable[np.ndarray]]) -> Rows:
     """Each client's pieces as one sorted array."""
     return [np.sort(np.concatenate([*pieces, np.empty(0, np.int64)]).astype(np.int64)) for pieces in parts]
 
@@ -71,7 +73,7 @@ def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator)
     boundary may draw the same class twice, hence "at most s classes". Images left over by flooring stay unused.
     """
     slots = s * clients // dataset.num_classes
-    draws = rng.uniform(0.4, 0.6, size=(dataset.num_classes, slots))
+    draws = rng.uniform(MIN_SHARE, MAX_SHARE, size=(dataset.num_classes, slots))
     shares = draws / draws.sum(axis=1, keepdims=True)
     free = np.full(dataset.num_classes, slots)
     slots_of: list[list[Slot]] = []
@@ -85,6 +87,13 @@ def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator)
     is_test = np.asarray(dataset.is_test)
     train, test = (_take_shares(by_class(dataset, where, rng), slots_of) for where in (~is_test, is_test))
     return train, test
+
+
+def any_share_has_an_image(dataset: Dataset, slots: int) -> bool:
+    """Whether the largest share that :func:`by_classes` can draw comes to an image, in train and in test."""
+    largest = MAX_SHARE / (MAX_SHARE + MIN_SHARE * (slots - 1))
+    is_test, labels = np.asarray(dataset.is_test), np.asarray(dataset.labels)
+    return all(int(np.bincount(labels[split]).max(initial=0) * largest) for split in (~is_test, is_test))
 
 
 def _take_shares(rows: Rows, slots_of: list[list[Slot]]) -> Rows:
@@ -108,27 +117,43 @@ def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator
     return train, test
 
 
-def by_dirichlet(
-    dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
-) -> TrainTestRows:
-    """Cut the rows of ``where`` class by class with shares from Dir(alpha), the same for train and test.
+@dataclass(frozen=True)
+class DirichletDeal:
+    """Rows cut class by class with shares from Dir(alpha), the same for train and test.
 
     A client that already holds an equal share of the train images gets nothing of the classes that follow.
     """
-    is_test = np.asarray(dataset.is_test)
-    train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))
-    even = sum(map(len, train_rows)) / clients
-    train: list[Rows] = [[] for _ in range(clients)]
-    test: list[Rows] = [[] for _ in range(clients)]
-    held = np.zeros(clients)
-    for label in range(dataset.num_classes):
-        share = rng.dirichlet(np.full(clients, alpha)) * (held < even)
-        if not share.sum() > 0:  # a tiny alpha can put everything on clients that are full (or underflow)
-            share = (held < even).astype(float) if (held < even).any() else np.ones(clients)
-        ends = np.cumsum(share) / share.sum()
-        ends /= ends[-1]
-        for parts, rows in ((train, train_rows[label]), (test, test_rows[label])):
-            for part, piece in zip(parts, np.split(rows, (ends[:-1] * len(rows)).astype(int)), strict=True):
-                part.append(piece)
-        held += np.diff((ends * len(train_rows[label])).astype(int), prepend=0)
-    return gather(train), gather(test)
+
+    splits: tuple[Rows, Rows]  # train and test rows of every class, in random order
+    ends: np.ndarray  # (classes, clients): where each client's share of a class ends, from 0 to 1
+
+    @classmethod
+    def draw(
+        cls, dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
+    ) -> "DirichletDeal":
+        is_test = np.asarray(dataset.is_test)
+        train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))
+        even = sum(map(len, train_rows)) / clients
+        held = np.zeros(clients)
+        ends = np.empty((dataset.num_classes, clients))
+        for label, rows in enumerate(train_rows):
+            share = rng.dirichlet(np.full(clients, alpha)) * (held < even)
+            if not share.sum() > 0:  # a tiny alpha can put everything on clients that are full (or underflow)
+                share = (held < even).astype(float) if (held < even).any() else np.ones(clients)
+            ends[label] = np.cumsum(share) / share.sum()
+            ends[label] /= ends[label, -1]
+            held += np.diff((ends[label] * len(rows)).astype(int), prepend=0)
+        return cls((train_rows, test_rows), ends)
+
+    def sizes(self) -> np.ndarray:
+        """(2, clients): how many train and test images each client gets."""
+        numbers = [np.array([len(rows) for rows in split]) for split in self.splits]
+        return np.array([np.diff((self.ends * n[:, None]).astype(int), axis=1, prepend=0).sum(axis=0) for n in numbers])
+
+    def rows(self) -> TrainTestRows:
+        train, test = (gather(zip(*map(self._pieces, split, self.ends), strict=True)) for split in self.splits)
+        return train, test
+
+    @staticmethod
+    def _pieces(rows: np.ndarray, ends: np.ndarray) -> Rows:
+        return np.split(rows, (ends[:-1] * len(rows)).astype(int))

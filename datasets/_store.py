@@ -1,6 +1,8 @@
 """The prepared store: one folder with plain .npy arrays and a meta.json with their checksum.
 
-A store is written beside its final place and renamed into it, so a folder with that name is complete.
+A store is written beside its final place and renamed into it, so a folder with that name is complete. Every byte is
+compared with the checksum when the store is first opened after a change of size, times or inode of any of its files;
+`verified.json` holds what they were then. Opening an unchanged store costs five calls of stat.
 """
 
 import hashlib
@@ -9,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,20 +20,30 @@ from filelock import FileLock
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 
 ARRAYS = ("images", "labels", "domains", "is_test")
 VERSION = 1
+_REMEDY = "delete the folder and prepare again"
+META, VERIFIED = "meta.json", "verified.json"
 STALE = 24 * 3600  # seconds after which nobody can still be writing a scratch folder
 
 
-def content_checksum(arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]) -> str:
-    """SHA-256 over the arrays (shape, type and bytes) and the ordered names."""
+def running_digests(
+    arrays: dict[str, np.ndarray], class_names: tuple[str, ...], domain_names: tuple[str, ...]
+) -> dict[str, str]:
+    """SHA-256 over the ordered names and the arrays (shape, type and bytes) up to and including each array.
+
+    The last one covers everything: it is the data set's checksum. The first that differs tells which file is damaged.
+    """
     digest = hashlib.sha256(json.dumps([class_names, domain_names]).encode())
+    digests = {}
     for name in ARRAYS:
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name}{array.shape}{array.dtype.str}".encode())
         digest.update(array.data)
-    return digest.hexdigest()
+        digests[name] = digest.hexdigest()
+    return digests
 
 
 def write_store(
@@ -75,7 +87,7 @@ def new_store(folder: Path) -> Iterator[Path]:
         raise _cannot_write(folder, error) from error
     try:
         yield scratch
-        if (scratch / "meta.json").exists():  # the last file to be written
+        if (scratch / VERIFIED).exists():  # the last file to be written
             _take_place(scratch, folder)
     except OSError as error:
         raise _cannot_write(folder, error) from error
@@ -113,38 +125,73 @@ def write_rest(
     for key, kind in (("labels", np.int64), ("domains", np.int64), ("is_test", np.bool_)):
         np.save(scratch / f"{key}.npy", np.asarray(arrays[key], kind))
     mapped = {key: np.load(scratch / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
+    digests = running_digests(mapped, class_names, domain_names)
     meta = {
         "version": VERSION,
         "name": name,
         "class_names": class_names,
         "domain_names": domain_names,
-        "checksum": content_checksum(mapped, class_names, domain_names),
+        "checksum": digests[ARRAYS[-1]],
+        "digests": digests,
         "bytes": {key: (scratch / f"{key}.npy").stat().st_size for key in ARRAYS},
         **notes,
     }
-    (scratch / "meta.json").write_text(json.dumps(meta, indent=1))
+    (scratch / META).write_text(json.dumps(meta, indent=1))
+    (scratch / VERIFIED).write_text(json.dumps(_stamps(scratch)))
 
 
 def open_store(folder: Path, verify: bool = False) -> Dataset:
-    """Map a store from disk. ``verify`` reads every byte and compares checksums; otherwise only sizes are compared."""
+    """Map a store from disk. Its bytes are compared with its checksum if a file was touched since, or if ``verify``."""
     try:
+        stamps = _stamps(folder)  # before anything is read, so that a later change is noticed next time
         meta = read_meta(folder)
         arrays = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
-        sizes = {key: (folder / f"{key}.npy").stat().st_size for key in ARRAYS}
         class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
-        intact = meta["version"] == VERSION and sizes == meta["bytes"]
-        checksum = meta["checksum"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"prepared data {folder} cannot be read ({error}); delete the folder and prepare again"
-        ) from error
-    if not intact or (verify and content_checksum(arrays, class_names, domain_names) != checksum):
-        raise UserError(f"prepared data {folder} do not match their checksum; delete the folder and prepare again")
-    return Dataset(meta["name"], **arrays, class_names=class_names, domain_names=domain_names, checksum=checksum)
+        dataset = Dataset(
+            str(meta["name"]), **arrays, class_names=class_names, domain_names=domain_names, checksum=meta["checksum"]
+        )
+        if meta["version"] != VERSION:
+            raise ValueError(f"version {meta['version']} instead of {VERSION}")
+        short = next((key for key in ARRAYS if stamps[f"{key}.npy"][0] != meta["bytes"][key]), None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"prepared data {folder} cannot be read ({error}); {_REMEDY}") from error
+    damaged = short or (_damaged_array(dataset, meta) if verify or _verified(folder) != stamps else None)
+    if damaged:
+        raise UserError(f"prepared data {folder / damaged}.npy do not match their checksum; {_REMEDY}")
+    if _verified(folder) != stamps:
+        with suppress(OSError):  # a folder of somebody else's: the next one to open it checks again
+            write_atomic(folder / VERIFIED, json.dumps(stamps).encode())
+    return dataset
+
+
+def _damaged_array(dataset: Dataset, meta: dict[str, Any]) -> str | None:
+    """The first array that is not what was written; None if all are."""
+    arrays = {key: getattr(dataset, key) for key in ARRAYS}
+    digests = running_digests(arrays, dataset.class_names, dataset.domain_names)
+    if digests[ARRAYS[-1]] == dataset.checksum:
+        return None
+    saved = meta.get("digests") or {}
+    return next((key for key in ARRAYS if saved.get(key) != digests[key]), ARRAYS[0])
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Size, times and inode of every file; writing to a file changes at least ctime, which nobody can set back."""
+    stats = {name: (folder / name).stat() for name in (META, *(f"{key}.npy" for key in ARRAYS))}
+    return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for name, stat in stats.items()}
+
+
+def _verified(folder: Path) -> Any:
+    """The stamps of the last full check."""
+    try:
+        return json.loads((folder / VERIFIED).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    if not isinstance(meta, dict):
+        raise ValueError(f"{META} holds no table")
     return meta
 
 
@@ -168,7 +215,7 @@ def _take_place(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
     except OSError:
-        if not (folder / "meta.json").exists():  # otherwise another process finished the same store first
+        if not (folder / META).exists():  # otherwise another process finished the same store first
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
@@ -182,4 +229,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind")
+    return UserError(
+        f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind (FEDPROMPT_CACHE "
+        "names another place)"
+    )

@@ -28,7 +28,7 @@ def add(commands: "Commands") -> None:
 def datasets(args: Namespace) -> None:
     from rich.console import Console
 
-    from fedprompt.datasets import dataset_names, load_dataset
+    from fedprompt.datasets import dataset_names, dataset_notes, load_dataset
 
     console = Console(highlight=False, soft_wrap=True)
     if args.name is None:
@@ -38,6 +38,8 @@ def datasets(args: Namespace) -> None:
         raise unknown("data set", args.name, [*dataset_names(), "folder:PATH"])
     dataset = load_dataset(args.name, root=args.data_root)
     _describe(dataset, console)
+    for note in dataset_notes(args.name):
+        console.print(note, markup=False)
     if args.partition is not None:
         _describe_partition(dataset, args, console)
 
@@ -48,20 +50,21 @@ def _list(console: "Console") -> None:
     width = max(map(len, dataset_names()))
     for name in dataset_names():
         console.print(f"{name:<{width}}  {describe_dataset(name)}")
-    console.print(f"{'folder:PATH':<{width}}  your own <domain>/<class>/* or <class>/* tree")
+    console.print(f"{'folder:PATH':<{width}}  your own images; see docs/data.md for the layouts")
 
 
 def _describe(dataset: "Dataset", console: "Console") -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     size = dataset.image_size
-    console.print(f"[bold]{dataset.name}[/]: {len(dataset.labels)} images of {size} x {size}", soft_wrap=False)
-    console.print(f"classes ({dataset.num_classes}): {', '.join(dataset.class_names)}", soft_wrap=False)
+    console.print(f"[bold]{escape(dataset.name)}[/]: {len(dataset.labels)} images of {size} x {size}", soft_wrap=False)
+    console.print(f"classes ({dataset.num_classes}): {', '.join(dataset.class_names)}", soft_wrap=False, markup=False)
     table = Table("domain", "train", "test", box=None)
     for index, domain in enumerate(dataset.domain_names):
         in_domain = dataset.domains == index
         train, test = (in_domain & ~dataset.is_test).sum(), (in_domain & dataset.is_test).sum()
-        table.add_row(domain, str(int(train)), str(int(test)))
+        table.add_row(escape(domain), str(int(train)), str(int(test)))
     console.print(table)
     console.print(f"checksum {dataset.checksum[:16]}")
 

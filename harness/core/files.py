@@ -7,12 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedprompt.harness.core.errors import UserError
+
 
 def cache_dir() -> Path:
     """Where prepared data live: $FEDPROMPT_CACHE, else `fedprompt` in the user's cache folder."""
     if configured := os.environ.get("FEDPROMPT_CACHE"):
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedprompt"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedprompt"
+    except RuntimeError:
+        raise UserError("there is no home directory for prepared data; set FEDPROMPT_CACHE to a folder") from None
 
 
 @contextmanager

@@ -143,3 +143,15 @@ def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
     archive = tar_of(tmp_path / "a.tar.gz", {"../../evil": b"x"})
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack(Download("http://x/a.tar.gz", ""), archive)
+
+
+def test_an_encrypted_archive_is_one_line(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "x")
+    raw = bytearray((tmp_path / "a.zip").read_bytes())
+    for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        raw[raw.index(header) + flags] |= 1
+    (tmp_path / "a.zip").write_bytes(raw)
+    with pytest.raises(UserError, match=r"a\.zip cannot be unpacked .*encrypted"):
+        unpack(Download("http://x/a.zip", "", unpack=True), tmp_path / "a.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]

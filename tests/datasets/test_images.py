@@ -1,5 +1,7 @@
 import io
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,54 @@ def test_grey_is_replicated(tmp_path: Path) -> None:
 def test_sixteen_bit_grey_is_scaled_not_cut_off(tmp_path: Path) -> None:
     grey = Image.fromarray(np.full((3, 3), 77 * 257, np.uint16))
     assert read_image(saved(tmp_path / "deep.png", grey)).getpixel((1, 1)) == (77, 77, 77)
+
+
+def test_floats_between_0_and_1_are_scaled(tmp_path: Path) -> None:
+    grey = Image.fromarray(np.full((3, 3), 0.5, np.float32))
+    assert read_image(saved(tmp_path / "float.tif", grey)).getpixel((1, 1)) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_black_stays_black(tmp_path: Path, kind: type) -> None:
+    file = saved(tmp_path / f"black.{'png' if kind == np.uint16 else 'tif'}", Image.fromarray(np.zeros((3, 3), kind)))
+    if kind == np.int32:
+        with pytest.raises(ValueError, match="no fixed range"):
+            read_image(file)
+    else:
+        assert read_image(file).getpixel((1, 1)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "reason"),
+    [
+        ("a.tif", np.full((3, 3), 100.0, np.float32), "must lie between 0 and 1"),
+        ("a.tif", np.full((3, 3), -0.1, np.float32), "must lie between 0 and 1"),
+        ("a.tif", np.full((3, 3), np.nan, np.float32), "must lie between 0 and 1"),
+        ("a.tif", np.full((3, 3), 2**30, np.int32), "32-bit integer pixels have no fixed range"),
+        ("a.tif", np.full((3, 3), 200, np.int32), "32-bit integer pixels have no fixed range"),
+        ("a.png", np.full((3, 3), 4095, np.uint16), "12-bit data, would come out black"),
+        ("a.tif", np.full((3, 3), 4095, np.uint16), "12-bit data, would come out black"),
+    ],
+)
+def test_pixels_without_a_known_range_are_refused(tmp_path: Path, name: str, pixels: np.ndarray, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_image(saved(tmp_path / name, Image.fromarray(pixels)))
+
+
+@pytest.mark.parametrize(("value", "result"), [(4095, None), (200 * 257, 200)])
+def test_sixteen_bit_colour(tmp_path: Path, value: int, result: int | None) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = 2 * (b"\0" + 2 * 3 * struct.pack(">H", value))
+    header = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)  # 2 x 2, 16 bits, colour
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    if result is None:
+        with pytest.raises(ValueError, match="would come out black"):
+            read_image(tmp_path / "a.png")
+    else:
+        assert read_image(tmp_path / "a.png").getpixel((0, 0)) == (result,) * 3
 
 
 def test_palette(tmp_path: Path) -> None:

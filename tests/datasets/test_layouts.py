@@ -4,15 +4,19 @@ import json
 import pickle
 import unicodedata
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
+from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._images import read_image
-from fedprompt.datasets._layouts import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, PACS_DOMAINS, user_folder
+from fedprompt.datasets._layouts import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, PACS_DOMAINS
 from fedprompt.datasets._listing import Listing, MissingDataError
 from fedprompt.datasets._sources import SOURCES
 from fedprompt.harness.core.errors import UserError
@@ -105,6 +109,16 @@ def test_domainnet_without_a_split_file_or_domain(tmp_path: Path) -> None:
         SOURCES["domainnet"].listing(tmp_path)
 
 
+def test_an_encrypted_zip_is_one_line(tmp_path: Path) -> None:
+    paint_domainnet(tmp_path, {})
+    zip_domain(tmp_path, "real")
+    raw = (tmp_path / "real.zip").read_bytes()
+    header = raw.index(b"PK\1\2")  # of the first file in the archive's directory; its flags are 8 bytes further on
+    (tmp_path / "real.zip").write_bytes(raw[: header + 8] + bytes([raw[header + 8] | 1]) + raw[header + 9 :])
+    with pytest.raises(UserError, match=r"real\.zip is encrypted; extract it to .*real/ yourself"):
+        SOURCES["domainnet"].listing(tmp_path)
+
+
 def test_domainnet_with_a_strange_line(tmp_path: Path) -> None:
     paint_domainnet(tmp_path, {})
     (tmp_path / "real_train.txt").write_text("something 1\n")
@@ -147,6 +161,59 @@ def test_a_cifar_batch_cannot_run_code(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-python" / "test").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(UserError, match=r"test is damaged \(os.system does not belong in a data file\)"):
         SOURCES["cifar100"].listing(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("numpy.ctypeslib", "ndarray"), ("numpy.testing", "dtype"), ("numpy", "_reconstruct"), ("numpy", "encode")],
+)
+def test_a_cifar_batch_gets_exactly_what_it_needs(tmp_path: Path, module: str, name: str) -> None:
+    pickled_cifar(tmp_path, 100)
+    (tmp_path / "cifar-100-python" / "test").write_bytes(f"c{module}\n{name}\n.".encode())
+    with pytest.raises(UserError, match=f"{module}.{name} does not belong in a data file"):
+        SOURCES["cifar100"].listing(tmp_path)
+
+
+DATA = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x02.",
+        b"garbage",
+        pickle.dumps([1, 2], 2),
+        pickle.dumps({"data": DATA}, 2),
+        pickle.dumps({"data": DATA[:, :-1], "fine_labels": [0, 1]}, 2),
+        pickle.dumps({"data": DATA.astype(np.int64), "fine_labels": [0, 1]}, 2),
+        pickle.dumps({"data": DATA, "fine_labels": [0]}, 2),
+        pickle.dumps({"data": DATA, "fine_labels": [0, "one"]}, 2),
+        pickle.dumps({"data": DATA, "fine_labels": [0, 100]}, 2),
+        pickle.dumps({"data": DATA, "fine_labels": 3}, 2),
+    ],
+)
+@pytest.mark.parametrize("file", ["train", "meta"])
+def test_a_damaged_cifar_batch_is_one_line(tmp_path: Path, content: bytes, file: str) -> None:
+    pickled_cifar(tmp_path, 100)
+    (tmp_path / "cifar-100-python" / file).write_bytes(content)
+    with pytest.raises(UserError, match=r"is damaged \(.*; fetch it again"):
+        SOURCES["cifar100"].listing(tmp_path)
+
+
+@given(seed=st.integers(0, 2**32), flips=st.integers(1, 20))
+def test_any_damage_to_a_cifar_batch_is_one_line_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, flips: int
+) -> None:
+    folder = tmp_path_factory.mktemp("cifar")
+    pickled_cifar(folder, 100)
+    file = folder / "cifar-100-python" / "meta"
+    damaged = bytearray(file.read_bytes())
+    for place in np.random.default_rng(seed).integers(len(damaged), size=flips):
+        damaged[place] ^= 1 << int(place) % 8
+    file.write_bytes(damaged)
+    with suppress(UserError):
+        SOURCES["cifar100"].listing(folder)
 
 
 def test_a_missing_or_cut_cifar_batch(tmp_path: Path) -> None:
@@ -319,29 +386,3 @@ def test_odd_names_and_hidden_files_in_a_tree(tmp_path: Path) -> None:
     assert listing.class_names == tuple(names)
     check(listing, 12, official_split=False)
     assert np.bincount(listing.labels[listing.is_test]).tolist() == [1, 1, 1]
-
-
-def test_a_user_folder_with_domains(tmp_path: Path) -> None:
-    for d, domain in enumerate(["indoor", "outdoor"]):
-        for label, name in enumerate(["cat", "dog"]):
-            for k in range(5):
-                paint(tmp_path / domain / name / f"{k}.png", label, d)
-    listing = user_folder(tmp_path)
-    check(listing, 20, official_split=False)
-    assert listing.domain_names == ("indoor", "outdoor")
-    paint(tmp_path / "garden" / "0.png", 0)
-    with pytest.raises(UserError, match=r"mixes .*'garden' holds no class folders"):
-        user_folder(tmp_path)
-
-
-def test_a_user_folder_with_its_own_split(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        paint(tmp_path / split / "cat" / "0.png", 0, test=split == "test")
-    check(user_folder(tmp_path), 2)
-
-
-def test_a_user_folder_without_images(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match="holds no images"):
-        user_folder(tmp_path)
-    with pytest.raises(MissingDataError, match="none is missing"):
-        user_folder(tmp_path / "none")

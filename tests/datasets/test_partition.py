@@ -124,7 +124,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
             "classes:s=3,clients=7",
             "s*clients=21 is not divisible by the 10 classes of 'tiny'; use clients=10",
         ),
-        ("classes:s=1,clients=1000", "leaves client 1 with 0 train images, at least 1 needed"),
+        ("classes:s=1,clients=60", "leaves client 3 with 0 test images, at least 1 needed"),
     ],
 )
 def test_values_that_do_not_fit_the_data(text: str, message: str) -> None:

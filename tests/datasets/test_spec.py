@@ -43,6 +43,11 @@ def test_text_is_canonical(text: str, canonical: str) -> None:
         ("domains:m=1.5", "m='1.5' is not a whole number"),
         ("domains:m=0", "m=0 is too small; it must be at least 1"),
         ("classes:s=10,clients=0", "clients=0 is too small"),
+        (
+            "dirichlet:alpha=1,clients=1000000000000",
+            "clients=1000000000000 is too large; it must be at most 1000000000",
+        ),
+        (f"domains:m=1,shots={'9' * 4000}", "is too large"),
         ("classes:s=10,shots=-1", "shots=-1 is too small; it must be at least 0"),
         ("domains:m=1,assignment=cyclical", "did you mean 'cyclic'? allowed: cyclic, random_regular"),
         ("dirichlet:alpha=0,clients=5", "alpha=0.0 must be a finite number above 0"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
+from fedprompt.datasets import Dataset, Partition, _spec, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
 from fedprompt.harness.core.errors import UserError
 
@@ -151,13 +151,13 @@ def test_the_public_disjoint_rule_is_not_even(classes: int, sizes: list[int]) ->
     assert [len(set(dataset.labels[rows])) for rows in partition.train] == sizes
 
 
-PARTITIONS = {
-    "domains:m=2": "a2ad80f26f13",
-    "domains:m=2,assignment=random_regular,shots=3": "fbcf09231e8f",
-    "classes:s=5,clients=8": "ba171aad475f",
-    "dirichlet:alpha=0.5,clients=10": "1ebe7ff4af1e",
-    "disjoint:clients=5,shots=4": "74c12bc7672d",
-    "domain-dirichlet:alpha=0.3,clients=3,unseen=half": "85ef67be076c",
+PARTITIONS = {  # hashes without and with held-out data
+    "domains:m=2": ("e637733bff6f", "1f9ad41c70c7"),
+    "domains:m=2,assignment=random_regular,shots=3": ("2ee2db43d02a", "158cb13d4844"),
+    "classes:s=5,clients=8": ("b535eab0668d", "d2afdc2d8510"),
+    "dirichlet:alpha=0.5,clients=10": ("db94e8ee7c9b", "5741ef44a4fe"),
+    "disjoint:clients=5,shots=4": ("209173aa2fd3", "98462ccb9c7e"),
+    "domain-dirichlet:alpha=0.3,clients=3,unseen=half": ("69ecf1c62cfc", "5c11399edafa"),
 }
 
 
@@ -177,7 +177,8 @@ def test_same_key_same_bits_other_seed_other_rows(text: str) -> None:
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_partitions_are_pinned(text: str) -> None:
     """Published records carry these hashes: a change here changes every result."""
-    assert make_partition(parse_partition(text), tiny_dataset(), 0, 0.1).hash[:12] == PARTITIONS[text]
+    hashes = (make_partition(parse_partition(text), tiny_dataset(), 0, fraction).hash[:12] for fraction in (0, 0.1))
+    assert tuple(hashes) == PARTITIONS[text]
 
 
 @few
@@ -195,9 +196,90 @@ def test_validation_and_shots(dataset: Dataset, seed: int, fraction: float, shot
         assert (np.abs(counts(val, dataset) - ideal) <= 1).all()
 
 
+def table(rows: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Images per class and domain."""
+    shape = (dataset.num_classes, len(dataset.domain_names))
+    cells = np.ravel_multi_index((dataset.labels[rows], dataset.domains[rows]), shape)
+    return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def check_domain_mix(sample: np.ndarray, whole: np.ndarray) -> None:
+    """In every class and in all, ``sample`` has the domain mix of ``whole``: no domain is off by two images."""
+    expected = whole * sample.sum(axis=1, keepdims=True) / np.maximum(whole.sum(axis=1, keepdims=True), 1)
+    assert np.abs(sample - expected).max() < 2
+    total_variation = np.abs((sample - expected).sum(axis=0)).sum() / 2 / sample.sum()
+    assert total_variation < sample.shape[1] / sample.sum()
+
+
+@few
+@given(datasets, seeds, st.integers(1, 12), st.floats(0.05, 0.9), st.sampled_from(["domains:m=", "disjoint:clients="]))
+def test_shots_and_validation_keep_the_domain_mix(
+    dataset: Dataset, seed: int, shots: int, fraction: float, kind: str
+) -> None:
+    text = f"{kind}{1 if kind.startswith('disjoint') else len(dataset.domain_names)}"
+    whole = partition_or_skip(text, dataset, seed)
+    cut = partition_or_skip(f"{text},shots={shots},test_shots={shots}", dataset, seed)
+    halves = partition_or_skip(text, dataset, seed, fraction)
+    for client in range(whole.num_clients):
+        train, test = table(whole.train[client], dataset), table(whole.test[client], dataset)
+        for sample, before in ((cut.train[client], train), (cut.test[client], test)):
+            assert (counts(sample, dataset) == np.minimum(before.sum(axis=1), shots)).all()
+            check_domain_mix(table(sample, dataset), before)
+        check_domain_mix(table(halves.val[client], dataset), train)
+
+
+@few
+@given(datasets, seeds, st.integers(1, 9), st.integers(1, 9))
+def test_fewer_shots_are_a_subset_of_more(dataset: Dataset, seed: int, first: int, second: int) -> None:
+    fewer, more = (
+        partition_or_skip(f"disjoint:clients=1,shots={shots},test_shots={shots}", dataset, seed)
+        for shots in sorted((first, second))
+    )
+    assert set(fewer.train[0]) <= set(more.train[0])
+    assert set(fewer.test[0]) <= set(more.test[0])
+
+
+def test_five_test_shots_of_six_domains_leave_out_each_domain_equally_often() -> None:
+    dataset = tiny_dataset(classes=12, domains=6)
+    partition = make_partition(parse_partition("domains:m=6,test_shots=5"), dataset, 0)
+    for rows in partition.test:
+        assert table(rows, dataset).sum(axis=0).tolist() == [10] * 6
+
+
 def test_an_impossible_dirichlet_partition_names_the_client_that_is_short() -> None:
     with pytest.raises(UserError, match=r"client \d+ still has \d test images, min_size=10; use fewer clients"):
-        make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 5), 0)
+        make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 10), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dirichlet:alpha=0.5,clients=10000", "10000 clients with at least 10 test images each, but 'tiny' has 600"),
+        ("dirichlet:alpha=0.5,clients=61", "use clients=1..60 or a smaller min_size"),
+        (
+            "domain-dirichlet:alpha=0.5,clients=51",
+            "2 test images each, but domain 'domain 0' has 100; use clients=1..50",
+        ),
+        ("domains:m=1,clients=999999996", "999999996 clients with at least 1 test images each, but 'tiny' has 600"),
+        ("classes:s=1,clients=999999990", "use clients=1..600"),
+        ("classes:s=10,clients=600", "600 clients share each class, and no share of 'tiny' holds an image"),
+        ("disjoint:clients=999999999", "'tiny' has 10 classes; use clients=1..10"),
+    ],
+)
+def test_impossible_partitions_are_refused_before_anything_is_drawn(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_spec, "numpy_rng", None)
+    with pytest.raises(UserError) as caught:
+        make_partition(parse_partition(text), tiny_dataset(), 0)
+    assert message in str(caught.value)
+
+
+def test_more_shots_than_images_keep_all_of_them() -> None:
+    whole, cut = (
+        make_partition(parse_partition(f"domains:m=2{more}"), tiny_dataset(), 0) for more in ("", ",shots=999999999")
+    )
+    assert whole.hash == cut.hash
 
 
 def test_a_tiny_alpha_still_gives_every_image_to_a_client() -> None:

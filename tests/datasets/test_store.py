@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -8,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedprompt.datasets._store import ARRAYS, new_store, open_store, write_images, write_store
+from fedprompt.datasets import _store
+from fedprompt.datasets._store import ARRAYS, is_store, new_store, open_store, write_images, write_store
 from fedprompt.datasets.testing import tiny_dataset
 from fedprompt.harness.core.errors import UserError
 
@@ -71,13 +74,56 @@ def test_leftovers_of_a_killed_process_are_removed_after_a_day(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny-new", "tiny"]
 
 
-def test_a_flipped_bit_is_found_by_verify(tmp_path: Path) -> None:
-    store(tmp_path / "tiny")
-    raw = bytearray((tmp_path / "tiny" / "images.npy").read_bytes())
+def flip_last_bit(file: Path) -> None:
+    raw = bytearray(file.read_bytes())
     raw[-1] ^= 1
-    (tmp_path / "tiny" / "images.npy").write_bytes(raw)
-    with pytest.raises(UserError, match="do not match their checksum; delete the folder and prepare again"):
-        open_store(tmp_path / "tiny", verify=True)
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("key", ARRAYS)
+def test_a_flipped_bit_is_refused_and_the_file_named(tmp_path: Path, key: str) -> None:
+    store(tmp_path / "tiny")
+    file = tmp_path / "tiny" / f"{key}.npy"
+    times = file.stat()
+    flip_last_bit(file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if it had never been touched
+    for _ in range(2):
+        message = f"{file} do not match their checksum; delete the folder and prepare again"
+        with pytest.raises(UserError, match=re.escape(message)):
+            open_store(tmp_path / "tiny")
+
+
+def test_names_in_another_order_are_refused(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    meta = json.loads((tmp_path / "tiny" / "meta.json").read_text())
+    meta["class_names"].reverse()
+    (tmp_path / "tiny" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="do not match their checksum"):
+        open_store(tmp_path / "tiny")
+
+
+def test_an_unchanged_store_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(tmp_path / "tiny")
+    shutil.copytree(tmp_path / "tiny", tmp_path / "copy")
+    checked = []
+    check = _store.running_digests
+    monkeypatch.setattr(_store, "running_digests", lambda *args: checked.append(1) or check(*args))
+    open_store(tmp_path / "tiny")  # verified as it was written
+    assert checked == []
+    open_store(tmp_path / "copy")
+    open_store(tmp_path / "copy")
+    assert checked == [1]
+    open_store(tmp_path / "copy", verify=True)
+    assert checked == [1, 1]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", '{"version": 1', '{"class_names": 3}', "\udcff"])
+def test_a_damaged_meta_file_is_refused(tmp_path: Path, text: str) -> None:
+    store(tmp_path / "tiny")
+    (tmp_path / "tiny" / "meta.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=r"cannot be read .* delete the folder and prepare again"):
+        open_store(tmp_path / "tiny")
+    assert not is_store(tmp_path / "tiny", "x")
 
 
 def test_a_shortened_file_is_found_at_once(tmp_path: Path) -> None:

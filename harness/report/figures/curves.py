@@ -62,7 +62,7 @@ def figure_parts(suite: Suite, frame: pd.DataFrame) -> Iterator[FigurePart]:
 
 
 def setting_name(setting: Setting) -> str:
-    return f"{setting.dataset.rpartition('/')[2]}, {setting.label}"  # of `folder:PATH` the last part
+    return f"{setting.dataset.partition('?')[0].rpartition('/')[2]}, {setting.label}"  # of `folder:PATH` the last part
 
 
 def titles_shown(suite: Suite, frame: pd.DataFrame) -> dict[str, str]:

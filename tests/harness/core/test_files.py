@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedprompt.harness.core import files
-from fedprompt.harness.core.files import atomic_file, write_atomic
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import atomic_file, cache_dir, write_atomic
 
 
 def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +40,14 @@ def test_modes_follow_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_without_a_home_directory_one_line_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FEDPROMPT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(files.Path, "home", no_home)
+    with pytest.raises(UserError, match=r"no home directory .* set FEDPROMPT_CACHE to a folder"):
+        cache_dir()

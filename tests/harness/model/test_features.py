@@ -58,6 +58,30 @@ def test_a_damaged_file_is_computed_again(keep: int, backbone: FrozenViT, own_ca
     assert file.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("place", [100, 5000, -1])
+def test_changed_bytes_are_found_and_computed_again(
+    place: int, backbone: FrozenViT, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = cached_features(backbone, toy_dataset())
+    (file,) = cached_files(own_cache)
+    intact = file.read_bytes()
+    damaged = bytearray(intact)
+    damaged[place] ^= 1
+    file.write_bytes(damaged)
+    assert torch.equal(cached_features(backbone, toy_dataset()), first)
+    assert f"cached features {file} are damaged" in caplog.text
+    assert file.read_bytes() == intact
+
+
+def test_a_file_of_other_features_is_not_believed(backbone: FrozenViT, own_cache: Path) -> None:
+    first = cached_features(backbone, toy_dataset())
+    (file,) = cached_files(own_cache)
+    cached_features(backbone, toy_dataset(), depth=1)
+    (other,) = set(cached_files(own_cache)) - {file}
+    file.write_bytes(other.read_bytes())
+    assert torch.equal(cached_features(backbone, toy_dataset()), first)
+
+
 def test_features_after_some_blocks_are_kept_apart(backbone: FrozenViT, own_cache: Path) -> None:
     images = torch.from_numpy(toy_dataset().images)
     for depth, files in ((1, 1), (2, 2), (3, 3), (None, 3)):  # three blocks are all
