@@ -39,7 +39,7 @@ class PromptParams(HeadParams):
     length: int = option(10, "prompt tokens (of each prompted block)", low=0, paper="10")
     init: str = option(
         "vpt",
-        "first values of prompts: VPT's draw, a tenth of it, or a tenth of it around the mean of the block's own tokens",
+        "first values of prompts: VPT's draw, a tenth of it, or that around the mean of the block's own tokens",
         choices=PROMPT_INITS,
         paper="vpt",
     )

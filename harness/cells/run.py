@@ -33,7 +33,6 @@ from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.methods import Task, registry
 
-
 EXAMPLES = 64  # training images, about, that a method may look at before any round
 
 

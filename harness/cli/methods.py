@@ -48,6 +48,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
     console.print(f"\npaper:    {method.paper}")
+    console.print(f"head:     {method.paper_policy} in the paper; --policy chooses another")
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
     console.print(f"personal: {personal}")

@@ -94,22 +94,18 @@ def adapt(
         theta, _ = visit(method, theta, stages, purpose="evaluation")
     stages = held_stages([method.adaptation(epochs)], theta)
     once = method.fixed_inputs and epochs and stages[0].rates
-    inputs = _head_inputs(federation, theta, clients, state.round) if once else None
+    inputs = _head_inputs(federation, theta, clients) if once else None
     adapted, _ = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
     return adapted
 
 
 @torch.no_grad()
-def _head_inputs(federation: Federation, theta: State, clients: Sequence[int], round_: int) -> list[Tensor] | None:
-    """Each client's training images as its head sees them, (n, d); None if they turn out to be drawn at random."""
-    rngs = [torch_rng(federation.seed, "evaluation", "inputs", round_, client) for client in clients]
-    untouched = [rng.get_state() for rng in rngs]
+def _head_inputs(federation: Federation, theta: State, clients: Sequence[int]) -> list[Tensor]:
+    """Each client's training images as its head sees them, (n, d)."""
     per_batch = []
-    for batch in federation.data.ordered(clients, "train", federation.protocol.batch_size, rngs):
+    for batch in federation.data.ordered(clients, "train", federation.protocol.batch_size):  # without random numbers
         inputs = federation.method.head_inputs(theta, replace(batch, stage="adapt"))
         per_batch.append([rows[:size] for rows, size in zip(inputs, batch.sizes, strict=True)])
-        if not all(torch.equal(rng.get_state(), state) for rng, state in zip(rngs, untouched, strict=True)):
-            return None  # a method that draws, derived from one that does not
     return [torch.cat(parts) for parts in zip(*per_batch, strict=True)]
 
 

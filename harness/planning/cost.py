@@ -192,7 +192,7 @@ def markdown(backbone: FrozenViT, names: Sequence[str], classes: int = 100, batc
         flops = (spent.train_flops, spent.flops["evaluate"], spent.flops["features"])
         cells = [f"{n / spent.images / 1e9:.4g}" for n in flops] + [f"{spent.saved_bytes / spent.images / 1e6:.4g}"]
         payload = [f"{spent.floats_down:,}", f"{spent.floats_up:,}"]
-        lines.append("| " + " | ".join([method.title, *cells, *payload]) + " |")
+        lines.append("| " + " | ".join([registry().title(name), *cells, *payload]) + " |")
     return "\n".join(lines)
 
 

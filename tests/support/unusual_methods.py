@@ -1,7 +1,5 @@
 """Right methods of unusual build: the properties must hold for them too."""
 
-# ruff: noqa: ARG002 - the signatures are the contract's
-
 from collections.abc import Sequence
 
 import torch
@@ -93,6 +91,8 @@ class Groups(FedVPT):
 
 class Noise(FedVPT):
     """Prompts are drawn for every sample, in training and in evaluation."""
+
+    fixed_inputs = False
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         noise = batch.pack(batch.normal(*theta["prompt"].shape[1:]))

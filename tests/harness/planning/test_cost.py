@@ -139,7 +139,7 @@ def test_activation_memory_grows_with_the_batch() -> None:
 
 def test_the_table_has_a_line_for_every_method() -> None:
     lines = markdown(toy_backbone().to("meta"), ["head-tune", "local-head"], classes=4, batch_size=2).splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| Head-Tune", "| Local-Head (control)"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| No prompt", "| No prompt, local head"]
     assert lines[2].endswith("| 132 | 132 |")  # 4 classes of width 32 and their biases
 
 
