@@ -117,7 +117,8 @@ def test_methods_without_draws_sweep_at_the_price_of_an_evaluation() -> None:
 
 def test_fitting_a_head_needs_no_way_back_through_the_backbone() -> None:
     found = costs("fedvpt").flops
-    assert found["adapt"] - found["evaluate"] == 64 * 2 * 100 * WIDTH  # the head's gradient
+    assert found["adapt"] == 2 * 64 * 2 * 100 * WIDTH  # the head and its gradient
+    assert found["inputs"] == found["evaluate"] - 64 * 2 * 100 * WIDTH
 
 
 def test_counters_travel_as_whole_numbers_of_eight_bytes() -> None:
