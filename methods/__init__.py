@@ -15,9 +15,10 @@ from fedprompt.methods._headed import (
     prompt_init,
     revised,
 )
-from fedprompt.methods._registry import Registry, load_plugin, registry
+from fedprompt.methods._registry import ALIASES, Registry, load_plugin, registry
 
 __all__ = [
+    "ALIASES",
     "Batch",
     "Edit",
     "FrozenViT",

@@ -97,7 +97,7 @@ def selected_suite(args: Namespace) -> "Suite":
     suite = with_tuned(suite, args.out)
     if suite.tuned:
         cells = suite.cells()
-        tuned = sum((cell.method, cell.dataset, cell.partition) in suite.tuned for cell in cells)
+        tuned = sum((cell.method, cell.dataset, cell.partition, cell.protocol.head) in suite.tuned for cell in cells)
         path = tuned_path(suite, args.out)
         print(f"{tuned} of {len(cells)} cells use tuned values from {path} (--untuned: none)", file=sys.stderr)
     return suite

@@ -26,17 +26,19 @@ def add(commands: "Commands") -> None:
 def methods(args: Namespace) -> None:
     from rich.console import Console
 
-    from fedprompt.methods import registry
+    from fedprompt.methods import ALIASES, registry
 
     load_plugins(args)
     console = Console(highlight=False, soft_wrap=True)
     if args.name is not None:
         _describe(registry().get(args.name), console)
         return
-    width = max(map(len, registry().names()))
+    width = max(len(name) for name in (*registry().names(), *ALIASES))
     for name in registry().names():
         method = registry().get(name)
         console.print(f"{name:<{width}}  [bold]{method.title}[/]; a client sends {method.payload_formula}")
+    for name, alias in ALIASES.items():
+        console.print(f"{name:<{width}}  [bold]{alias.title}[/]; {alias.method} with --policy {alias.policy}")
     console.print("\n'fedprompt methods NAME' shows a method's state, payload and parameters.")
 
 
@@ -48,6 +50,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
     console.print(f"\npaper:    {method.paper}")
+    console.print(f"head:     {method.paper_policy} in the paper; --policy chooses another")
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
     console.print(f"personal: {personal}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",
     "run -m fedvpt-d -d glyph-100 -p classes:s=5,clients=20 --set lr=0.05 --set epochs=2 --seed 1",
+    "run -m fedvpt-d -d glyph-domains -p domains:m=6 --policy global_then_ft --rounds 5",
     "run -m fedvpt -d cifar100 -p classes:s=10 --data-root data -b vit_tiny_patch16_224 --image-size 128 "
     "--weights vit_tiny.safetensors",
 )
@@ -26,6 +27,11 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--dataset", "-d", required=True, help="see 'fedprompt datasets'")
     parser.add_argument("--partition", "-p", required=True, help="such as domains:m=2 or classes:s=10,clients=100")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=SET_HELP)
+    parser.add_argument(
+        "--policy",
+        default="paper",
+        help="of the head: local, global, global_then_ft, or paper (default): the method's own choice",
+    )
     parser.add_argument("--rounds", type=int, help="communication rounds (protocol default 100)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backbone", "-b", default="micro-vit", help="micro-vit or a plain timm ViT by name")
@@ -45,7 +51,8 @@ def run(args: Namespace) -> int:
     if args.rounds is not None:
         protocol["rounds"] = args.rounds
     backbone = backbone_spec(args.backbone, args.weights, args.image_size)
-    cell = make_cell(args.method, args.dataset, args.partition, backbone, args.seed, params, protocol)
+    where = (args.method, args.dataset, args.partition, backbone)
+    cell = make_cell(*where, args.seed, params, protocol, args.policy)
     [outcome] = run_and_record([cell], make_site(args), args, suite="")
     if outcome.error:
         if not outcome.folder.exists():
@@ -57,8 +64,9 @@ def run(args: Namespace) -> int:
 
 def _print_summary(outcome: "CellOutcome") -> None:
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
-    print(
-        f"{cell.label}: Average {100 * summary['average']:.2f} %, Worst Local {100 * summary['worst_local']:.2f} % "
-        f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
-    )
+    rounds = f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
+    for policy, suffix in ((cell.protocol.head, ""), ("global_then_ft", "_ft")):
+        if f"average{suffix}" in summary:
+            average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
+            print(f"{cell.label}, {policy} head: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
     print(f"partition {summary['partition_hash'][:16]}, records in {outcome.folder}")

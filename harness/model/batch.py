@@ -25,6 +25,7 @@ class Batch:
     rngs: Sequence[torch.Generator]  # one per client, so that its noise does not depend on who trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
+    head_inputs: Tensor | None = None  # (K, B, d): `Method.head_inputs`, where only the head trains and they are known
 
     @cached_property
     def mask(self) -> Tensor:
@@ -78,6 +79,8 @@ class Batch:
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.labels.device)
 
     def _draw(self, sampler: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+        if len(self.rngs) != len(self.sizes):
+            raise ValueError("this batch has no random numbers; a method whose features draw sets fixed_inputs = False")
         # Drawn for the real rows only, on the CPU: the numbers depend neither on neighbours nor on the device.
         draws = [sampler(size, *shape, generator=rng) for size, rng in zip(self.sizes, self.rngs, strict=True)]
         return self.pad(torch.cat(draws).to(self.labels.device))

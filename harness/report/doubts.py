@@ -53,7 +53,7 @@ DOUBTS = (
     ),
     Doubt(
         "The printed algorithm averages this method's head over clients, but values such as 97.18 at s=5 are plausible "
-        "only with a head for each client, which ours has.",
+        "only with a head for each client: see the policies local and global_then_ft.",
         table="2",
         method="pFedBayesPT",
     ),

@@ -84,7 +84,9 @@ def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
     settings = dict.fromkeys((s.dataset, str(parse_partition(s.partition))) for s in suite.settings)
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
-        Column(dataset, partition, tuple(Entry(_values(suite.tuned.get((m, dataset, partition)))) for m, _ in methods))
+        Column(
+            dataset, partition, tuple(Entry(_values(_first_tuned(suite, m, dataset, partition))) for m, _ in methods)
+        )
         for dataset, partition in settings
     )
     grid = Grid(
@@ -102,8 +104,12 @@ def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
     if not suite.tuned:
         return "untuned: the suite's or the methods' own"
     cells = results.drop_duplicates("cell")[["method", "dataset", "partition"]]
-    count = sum(key in suite.tuned for key in cells.itertuples(index=False, name=None))
+    count = sum(_first_tuned(suite, *key) is not None for key in cells.itertuples(index=False, name=None))
     return f"tuned on held-out data: {count} of {len(cells)} cells"
+
+
+def _first_tuned(suite: Suite, *place: str) -> Mapping[str, Any] | None:
+    return next((suite.tuned[(*place, head)] for head in ("local", "global") if (*place, head) in suite.tuned), None)
 
 
 def _values(values: Mapping[str, Any] | None) -> str:

@@ -23,7 +23,8 @@ from fedprompt.harness.report.tables import result_entry, row_titles, signed, sl
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"
-PRINTED_AS = {"fedpr-s": "FedPR", "fedpr-d": "FedPR"}  # by method, where the paper has another title
+# By method, where the paper has another title.
+PRINTED_AS = {"head-tune": "Head-Tune", "fedpr-s": "FedPR", "fedpr-d": "FedPR"}
 # The tables in which each kind of setting is printed, and their name for each of our metrics.
 PRINTED_IN = {
     "heterogeneity": ({1, 2}, {"average": "Average", "worst_local": "Worst Local"}),

@@ -17,7 +17,7 @@ def page(browser: Any, results: Path) -> Any:
 def test_tables_have_one_row_per_method(page: Any) -> None:
     table = page.find_elements("css selector", "table")[0]
     first = [row.text for row in table.find_elements("css selector", "tbody tr > :first-child")]
-    assert first == ["Head-Tune", "FedVPT", "pFedBayesPT"]
+    assert first == ["No prompt", "FedVPT", "pFedBayesPT"]
 
 
 def test_every_picture_is_there(page: Any) -> None:

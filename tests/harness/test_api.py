@@ -91,5 +91,5 @@ def test_the_figure_has_a_line_per_method(results: Path) -> None:
     (ax,) = figure.axes
     assert {str(line.get_label()): line.get_ydata().tolist() for line in ax.lines} == {  # type: ignore[union-attr]
         "FedVPT": pytest.approx([50, 50, 50]),
-        "Head-Tune": pytest.approx([80, 80, 80]),
+        "No prompt": pytest.approx([80, 80, 80]),
     }

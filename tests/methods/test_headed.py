@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import registry
 from fedprompt.methods._headed import cross_entropy, head_init, linear, prompt_init
 
 
@@ -52,3 +54,46 @@ def test_loss_is_the_mean_over_real_samples() -> None:
     loss = cross_entropy(logits, Batch((0, 1), labels, (3, 1), None, None, []))
     torch.testing.assert_close(loss[0], torch.nn.functional.cross_entropy(logits[0], labels[0]))
     torch.testing.assert_close(loss[1], torch.nn.functional.cross_entropy(logits[1, :1], labels[1, :1]))
+
+
+# -- first values of prompts ------------------------------------------------------------------------------------------
+
+PROMPTED = [name for name in registry().names() if name != "head-tune"]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"), [("fedvpt", "prompt"), ("fedvpt-d", "prompts"), ("pfedbayespt", "prompts")]
+)
+def test_small_prompts_are_a_tenth_of_vpts(name: str, prompts: str) -> None:
+    vpt, small = (toy_federation(registry().get(name), {"init": init}).start().server for init in ("vpt", "small"))
+    torch.testing.assert_close(small[prompts], 0.1 * vpt[prompts])
+
+
+def test_prompts_may_begin_at_the_mean_token_of_their_own_block() -> None:
+    federation = toy_federation(registry().get("fedvpt-d"), {"init": "tokens", "length": 400})
+    vit, task = federation.method.backbone, federation.method.task
+    means = vit.layer_inputs(task.examples).mean((0, 2))
+    prompts = federation.start().server["prompts"]
+    assert prompts.shape == (3, 400, 32)
+    torch.testing.assert_close(prompts.mean(1), means, atol=0.005, rtol=0)
+    assert prompts.std(1).min() > 0  # rows that began alike would stay alike
+
+
+@pytest.mark.parametrize("name", PROMPTED)
+def test_first_values_change_prompts_and_nothing_else(name: str) -> None:
+    states = [toy_federation(registry().get(name), {"init": init}).start().server for init in ("vpt", "tokens")]
+    changed = {key for key in states[0] if not torch.equal(states[0][key], states[1][key])}
+    assert changed
+    assert changed <= {"prompt", "prompts", "base", "shared", "groups", "classes"}
+
+
+@pytest.mark.parametrize("name", registry().names())
+def test_the_head_has_its_own_rate_where_given(name: str) -> None:
+    method = toy_federation(registry().get(name), {"lr": 0.25, "head_lr": 0.5}).method
+    for stage in (*method.stages(1), method.adaptation(1)):
+        heads = {rate for tensor, rate in stage.rates.items() if tensor.startswith("head.")}
+        assert heads == {0.5}
+        assert 0.5 not in [rate for tensor, rate in stage.rates.items() if not tensor.startswith("head.")]
+    assert method.newcomer_stages(1) == [] or not any(
+        tensor.startswith("head.") for stage in method.newcomer_stages(1) for tensor in stage.rates
+    )

@@ -117,7 +117,8 @@ def test_methods_without_draws_sweep_at_the_price_of_an_evaluation() -> None:
 
 def test_fitting_a_head_needs_no_way_back_through_the_backbone() -> None:
     found = costs("fedvpt").flops
-    assert found["adapt"] - found["evaluate"] == 64 * 2 * 100 * WIDTH  # the head's gradient
+    assert found["adapt"] == 2 * 64 * 2 * 100 * WIDTH  # the head and its gradient
+    assert found["inputs"] == found["evaluate"] - 64 * 2 * 100 * WIDTH
 
 
 def test_counters_travel_as_whole_numbers_of_eight_bytes() -> None:
@@ -139,7 +140,7 @@ def test_activation_memory_grows_with_the_batch() -> None:
 
 def test_the_table_has_a_line_for_every_method() -> None:
     lines = markdown(toy_backbone().to("meta"), ["head-tune", "local-head"], classes=4, batch_size=2).splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| Head-Tune", "| Local-Head (control)"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| No prompt", "| No prompt, local head"]
     assert lines[2].endswith("| 132 | 132 |")  # 4 classes of width 32 and their biases
 
 

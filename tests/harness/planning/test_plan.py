@@ -97,11 +97,12 @@ def test_fedvpt_d_on_cifar_with_ten_classes_a_client() -> None:
         if round_ % 10 == 0 or round_ > 90:  # who never took part fits a copy of the head before it is evaluated
             adapted += 5 * int(sizes[list(strangers)].sum())
             evaluated += int(tests.sum())
-    assert found.tally.images == {"train train": train, "adapt": adapted, "evaluate": evaluated}
+    inputs = adapted // 5  # what the head reads stays the same in all five epochs
+    assert found.tally.images == {"train train": train, "adapt": adapted, "inputs": inputs, "evaluate": evaluated}
     assert (train, adapted, evaluated) == (1_238_460, 387_305, 180_785)
     forward, head = PATCHES + blocks(1 + 10 + 196), 2 * 100 * D
     step = forward + head + way_back(207) + 2 * head  # of the head: its weights' gradient and its input's
-    assert found.flops == train * step + adapted * (forward + 2 * head) + evaluated * (forward + head)
+    assert found.flops == train * step + adapted * 2 * head + inputs * forward + evaluated * (forward + head)
     assert found.bytes_sent == 100 * 5 * 2 * 4 * (12 * 10 * D)
 
 
@@ -123,7 +124,7 @@ def test_pfedbayespt_on_domainnet_with_all_domains_a_client() -> None:
         + evaluated * (frozen + 5 * draw)
         + swept * (frozen + 10 * draw)
     )
-    assert found.bytes_sent == 100 * 6 * 2 * 4 * 416_280
+    assert found.bytes_sent == 100 * 6 * 2 * 4 * (416_280 + 7_690)  # Algorithm 1 averages the head
 
 
 # -- small runs, watched ----------------------------------------------------------------------------------------------
@@ -134,7 +135,9 @@ SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last
 RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "one client a round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
     "strangers are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
-    "every client adapts": ("head-tune-ft", {}, DEALT, SHORT),
+    "every client fine-tunes": ("head-tune-ft", {}, DEALT, SHORT),
+    "features of fine-tuning": ("fedvpt-d", {}, DEALT, {**SHORT, "head": "global", "finetune_epochs": 2}),
+    "draws of fine-tuning": ("pfedbayespt", {"length": 1}, DEALT, {**SHORT, "finetune_epochs": 2}),
     "two stages and a query": ("sgpt", {"groups": 2}, DEALT, {**SHORT, "epochs": 3}),
     "stages of half the epochs": ("sgpt", {"groups": 2, "bcd_epochs": "E/2+E/2"}, DEALT, {**SHORT, "epochs": 3}),
     "all numbers of draws": ("pfedbayespt", {"length": 1}, DEALT, {**SHORT, "sweep": True, "participation": 0.5}),
@@ -142,7 +145,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "unseen clients": ("fedvpt-d", {}, f"{DEALT},unseen=half", SHORT),
     "unseen clients and a generator": ("pfedpg", {}, f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
     "exchanges": ("pfedpg", {"unseen_mode": "server_loop"}, f"{DEALT},unseen=last_half", SHORT),
-    "a newcomer that trains nothing": ("pep-fedpt", {"unseen_head": False}, f"{DEALT},unseen=half", SHORT),
+    "a newcomer that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
     "held-out data": ("fedvpt", {}, DEALT, {**SHORT, "val_fraction": 0.3}),
 }
 
@@ -172,7 +175,8 @@ class Watch:
 
 def as_batches(counts: Mapping[str, int], split: str) -> Counter[tuple[str, str]]:
     """Kinds of passes as the batches in which they show."""
-    shown = {"adapt": ("train", "adapt"), "newcomer": ("train", "adapt"), "end": ("train", "evaluate")}
+    shown = {"adapt": ("train", "adapt"), "newcomer": ("train", "newcomer")}
+    shown |= {"end": ("train", "evaluate"), "inputs": ("train", "evaluate")}
     shown |= {"evaluate": (split, "evaluate"), "sweep": (split, "evaluate"), "diagnose": ("train", "diagnose")}
     found: Counter[tuple[str, str]] = Counter()
     for kind, count in counts.items():
@@ -197,12 +201,14 @@ def test_a_run_sees_what_was_planned(
     for watched in (watch.images, watch.steps):  # of the first batch, made for every method; most do nothing with it
         if ("train", "diagnose") not in images:
             del watched["train", "diagnose"]
-        watched["train", "adapt"] += watched.pop(("train", "exchange"), 0)
+        for stage in ("exchange", "descriptor"):
+            watched["train", "newcomer"] += watched.pop(("train", stage), 0)
     assert +watch.images == images
     assert +watch.steps == steps
     assert watch.features == planned.images.get("features", 0)
     # What is left out: the server's sums, padded rows of a head, steps smaller than a batch.
-    priced = cost(meta_method(method, meta_backbone("micro-vit", 16), 4, **params), 1, 8, planned.images)
+    shapes = meta_method(method, meta_backbone("micro-vit", 16), 4, head=cell.protocol.head, **params)
+    priced = cost(shapes, 1, 8, planned.images)
     assert flops.flops == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.005)
 
 

@@ -40,7 +40,7 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
             **{"accuracy": level + 0.1 * cell.seed + 0.2 * (round_ - 1) + 0.1 * client},
             **{"participated": True, "unseen": False, "samples": 0, "partition": partition},
         }
-        for s, row, cell in suite.planned()
+        for s, row, _, cell in suite.planned()
         for round_ in (1, 2)
         for client in (0, 1)
     ]
@@ -253,7 +253,7 @@ def test_clients_that_never_took_part_are_drawn_by_policy(policy: str, dots: lis
 def test_spread_names_every_method_once() -> None:
     suite = a_suite(("head-tune", "fedvpt"), TWO)
     [ax] = drawn(figures_spread(suite, records_of(suite)), "client-spread")
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["Head-Tune", "FedVPT"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["No prompt", "FedVPT"]
 
 
 def test_who_has_what_counts_train_images() -> None:

@@ -40,7 +40,7 @@ def shown(suite: Suite, **numbers: list[float]) -> Grid:
 def test_best_is_first_and_second_is_second_of_each_column() -> None:
     suite = a_suite(("head-tune", "fedvpt", "fedvpt-d"))
     grid = shown(suite, average=[0.5, 0.7, 0.6], worst_local=[0.3, 0.1, 0.2])
-    assert grid.rows == ("Head-Tune", "FedVPT", "FedVPT-D")
+    assert grid.rows == ("No prompt", "FedVPT", "FedVPT-D")
     assert [[entry.rank for entry in column.entries] for column in grid.columns[:2]] == [[0, 1, 2], [1, 0, 2]]
 
 
@@ -65,7 +65,7 @@ def test_sent_is_a_range_where_settings_differ() -> None:
 def test_a_row_that_a_setting_lacks_is_empty_there() -> None:
     suite = a_suite(settings=(a_setting("m=1"), a_setting("m=2", ("fedvpt", "sgpt"))))
     grid = shown(suite, average=[0.1, 0.2, 0.3, 0.4], worst_local=[0.1, 0.2, 0.3, 0.4])
-    assert grid.rows == ("Head-Tune", "FedVPT", "SGPT")
+    assert grid.rows == ("No prompt", "FedVPT", "SGPT")
     assert [entry.text for entry in grid.columns[0].entries] == ["10.00", "20.00", ""]
     assert [entry.text for entry in grid.columns[2].entries] == ["", "30.00", "40.00"]
 

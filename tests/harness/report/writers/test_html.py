@@ -71,7 +71,7 @@ def test_values_and_their_marks(text: str) -> None:
 
 def test_rows_are_complete(text: str) -> None:
     rows = Page(text).rows
-    assert ["Head-Tune", "failed", "failed", "–"] in rows
+    assert ["No prompt", "failed", "failed", "–"] in rows
     assert ["Method", *(f"V={v}" for v in range(1, 11))] in rows
 
 

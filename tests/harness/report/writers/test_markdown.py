@@ -30,7 +30,7 @@ def test_every_row_of_a_table_has_as_many_columns(tmp_path: Path) -> None:
 
 def test_failed_and_missing_are_shown(tmp_path: Path) -> None:
     text = render(a_document(tmp_path), tmp_path)
-    assert row_of(text, "Head-Tune")[1] == "failed"
+    assert row_of(text, "No prompt")[1] == "failed"
     assert row_of(text, "FedPR-S")[1] == "53.00 (1/2)"
 
 
