@@ -244,8 +244,8 @@ def test_notes_say_how_often_choices_lie_at_an_edge_and_repeat() -> None:
         "2 studies of 4 trials each; 1 of 8 trials failed and counted as the worst.",
         "1 of 2 choices lie at an edge of the tried rates (lr 1); around 1 others the trials ended before every "
         "neighbouring value was tried.",
-        "A tuning seed alone would have chosen the same point in 2 of 4 cases; its choices lose 1.0 points of validation "
-        "accuracy on average, 2.0 at most.",
+        "A tuning seed alone would have chosen the same point in 2 of 4 cases; its choices lose 1.0 points of "
+        "validation accuracy on average, 2.0 at most.",
     ]
     assert tuning_notes([]) == []
 
