@@ -18,7 +18,6 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.suite import Planned, Setting, Suite
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import is_rate
-from fedprompt.harness.tuning.heads import head_of, head_protocol, readings
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
@@ -135,7 +134,7 @@ def _digest(*parts: str) -> str:
 
 
 def cell_key(cell: Cell) -> Key:
-    return cell.method, cell.dataset, cell.partition, head_of(cell)
+    return cell.method, cell.dataset, cell.partition, cell.protocol.head
 
 
 def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) -> list[Search]:
@@ -172,7 +171,8 @@ def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
 
 def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str) -> Search:
     setting, cell = entries[0].setting, entries[0].cell
-    protocol = {**setting.protocol, **head_protocol(cell), **suite.tune.protocol}
+    head = {"head": cell.protocol.head, "finetune_epochs": cell.protocol.finetune_epochs}
+    protocol = {**setting.protocol, **head, **suite.tune.protocol}
     base = tuple(_base(suite, setting, cell.method, seed, protocol) for seed in suite.tune.seeds)
     grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}")
     return Search(suite.name, base, grid, trials, sampler, readings(base[0], entries))
@@ -181,3 +181,10 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
 def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapping[str, Any]) -> Cell:
     params = setting.params.get(method, {})
     return make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
+
+
+def readings(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
+    """The keys of the summary of ``cell`` that hold its validation average under the policies of ``entries``."""
+    if not cell.protocol.finetune_epochs:
+        return ("average",)
+    return tuple(sorted({"average_ft" if entry.reading == "global_then_ft" else "average" for entry in entries}))

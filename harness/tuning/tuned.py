@@ -16,7 +16,6 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError, check_keys
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.tuning.heads import suite_key
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
 from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, searches
 from fedprompt.methods import registry
@@ -188,10 +187,10 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
             raise UserError(f"seed {seed} is one that {file} was tuned on; choose others, or pass --untuned.")
         build(registry().get(entry.method).Params, entry.params, f"{file}: parameters of {entry.method}")
     _warn_of_outdated(suite, choices)
-    tuned = {suite_key(entry.key): entry.params for entry, _ in choices}
+    tuned = {entry.key: entry.params for entry, _ in choices}
     if choices:
         cells = suite.cells()
-        count = sum(suite_key(cell_key(cell)) in tuned for cell in cells)
+        count = sum(cell_key(cell) in tuned for cell in cells)
         files = ", ".join(dict.fromkeys(str(file) for _, file in choices))
         _tell(f"{count} of {len(cells)} cells use tuned values from {files} (--untuned: none)")
     return replace(suite, tuned=tuned)

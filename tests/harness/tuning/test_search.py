@@ -64,6 +64,18 @@ def test_variants_and_repeated_settings_share_one_search() -> None:
     assert searches(suite)[0].base[0].params["length"] != 4
 
 
+def test_trainings_with_a_local_and_a_global_head_are_tuned_separately() -> None:
+    local, shared = searches(a_suite(policies=["local", "global", "global_then_ft"]))
+    assert (local.key, shared.key) == ((*KEY[:3], "local"), (*KEY[:3], "global"))
+    assert (local.readings, shared.readings) == (("average",), ("average", "average_ft"))
+    assert [cell.protocol.finetune_epochs > 0 for cell in (*local.base, *shared.base)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("policy", "reading"), [("global", "average"), ("global_then_ft", "average_ft")])
+def test_only_the_readings_that_the_suite_lists_count(policy: str, reading: str) -> None:
+    assert only_search(a_suite(policies=[policy])).readings == (reading,)
+
+
 def test_rows_of_an_ablation_are_not_searched_for_they_share_the_values_of_their_reference() -> None:
     setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2]}
     ablation = {**setting, "kind": "ablation", "methods": ["fedvpt", "fedvpt-d"], "reference": "fedvpt"}
