@@ -40,7 +40,7 @@ def untried(points: Sequence[Point], results: Sequence[Result]) -> list[Point]:
 
 def start_points(search: Search) -> list[Point]:
     """The default, then the default with every other first value of lr, cut to the budget."""
-    points = [search.default, *({**search.default, "lr": value} for value in search.grid.get("lr", ()))]
+    points: list[Point] = [search.default, *({**search.default, "lr": value} for value in search.grid.get("lr", ()))]
     return list({point_key(point): point for point in points}.values())[: search.trials]
 
 

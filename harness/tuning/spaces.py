@@ -34,7 +34,8 @@ def _has_effect(cls: type[Method], rate: str) -> bool:
 
 
 def bounds(method: str, name: str) -> tuple[float, float]:
-    metadata = registry().get(method).Params.__dataclass_fields__[name].metadata
+    """The least and the greatest value that the method allows."""
+    metadata = next(field.metadata for field in fields(registry().get(method).Params) if field.name == name)
     low, high = metadata.get("low"), metadata.get("high")
     return float("-inf") if low is None else low, float("inf") if high is None else high
 

@@ -124,7 +124,8 @@ def _entry(raw: Mapping[str, Any], path: Path) -> Tuned:
     for field in fields(Tuned):
         if field.name not in raw and field.default is MISSING:
             raise UserError(f"a study in {path} lacks {field.name!r}; tune again, or pass --untuned.")
-    return Tuned(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return Tuned(**values)
 
 
 def write_tuned(path: Path, entries: Iterable[Tuned]) -> None:

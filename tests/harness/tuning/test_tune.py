@@ -250,6 +250,7 @@ def test_a_cell_that_another_process_finishes_meanwhile_is_not_run_again(
     assert list(execute([cell], Site(bench.out), lambda _: None)) == [CellOutcome(cell, run_folder(bench.out, cell))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_several_processes_run_every_cell_once(tmp_path: Path, kill: bool) -> None:
     """A process that is killed leaves the cell that it was running to the other; nothing that was finished is rerun."""
@@ -332,6 +333,7 @@ settings = [{ table = "T", dataset = "glyph-domains", partition = "domains:m=6,s
 """
 
 
+@pytest.mark.slow
 def test_from_command_to_tuned_cells(tmp_path: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mini.toml").write_text(MINI)
     new_store(tmp_path)

@@ -254,6 +254,7 @@ def test_notes_admit_that_one_seed_shows_no_repetition() -> None:
     assert tuning_notes([entry(a_suite(), repeat=())])[-1].startswith("With one tuning seed nothing can be said")
 
 
+@pytest.mark.slow
 def test_neither_optuna_nor_mlflow_is_loaded_to_use_tuned_values() -> None:
     code = "import sys, fedprompt.harness.tuning.tuned; print(sys.modules.keys() & {'optuna', 'mlflow'})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
