@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +81,7 @@ def make_site(args: Namespace) -> "Site":
 def selected_suite(args: Namespace) -> "Suite":
     """The suite, reduced to the methods and seeds that were asked for, with tuned values unless they are unwanted."""
     from fedprompt.harness.cells.suite_file import load_suite
-    from fedprompt.harness.tuning.tuned import tuned_path, with_tuned
+    from fedprompt.harness.tuning.tuned import with_tuned
 
     load_plugins(args)
     if getattr(args, "workers", 1) < 1:
@@ -92,15 +91,7 @@ def selected_suite(args: Namespace) -> "Suite":
         suite = suite.only(args.methods.split(","))
     if getattr(args, "seeds", None):
         suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
-    if getattr(args, "untuned", True):
-        return suite
-    suite = with_tuned(suite, args.out)
-    if suite.tuned:
-        cells = suite.cells()
-        tuned = sum((cell.method, cell.dataset, cell.partition, cell.protocol.head) in suite.tuned for cell in cells)
-        path = tuned_path(suite, args.out)
-        print(f"{tuned} of {len(cells)} cells use tuned values from {path} (--untuned: none)", file=sys.stderr)
-    return suite
+    return suite if getattr(args, "untuned", True) else with_tuned(suite, args.out)
 
 
 def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -22,7 +22,7 @@ def add(commands: "Commands") -> None:
     parser = add_command(commands, "tune", tune, "choose learning rates on held-out data", EXAMPLES)
     options.add_suite(parser)
     parser.add_argument("--methods", help="only these, separated by commas")
-    parser.add_argument("--sampler", default="grid", choices=("grid", "tpe"), help="the methods' own grids, or TPE")
+    parser.add_argument("--sampler", default="pattern", choices=("pattern", "tpe"), help="how points are proposed")
     parser.add_argument("--trials", type=int, help="budget of each study (default: the suite's)")
     parser.add_argument("--storage", help="Optuna's database (default: optuna.db in the results folder)")
     options.add_workers(parser)
@@ -84,9 +84,10 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
     from rich.markup import escape
     from rich.table import Table
 
+    from fedprompt.harness.tuning.propose import edge_rates
     from fedprompt.harness.tuning.search import best_result
 
-    table = Table("study", "finished", "default %", "best %", "chosen", title="validation accuracy")
+    table = Table("study", "finished", "default %", "best %", "chosen", "at an edge", title="validation accuracy")
     empty = 0
     for study in studies:
         results = study.results
@@ -98,6 +99,7 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
             _percent(results[0].value),
             _percent(best.value if best else None),
             escape(_values(best.point)) if best else "[red]no trial finished[/]",
+            ", ".join(edge_rates(study.search, results, best.point)) if best else "",
         )
     Console().print(table)
     print(f"chosen values: {path}" if path.exists() else "nothing was chosen")

@@ -21,7 +21,7 @@ def option(
     paper: str = "",
     grid: Sequence[Any] = (),
 ) -> Any:
-    """A dataclass field. ``low``/``high`` are inclusive; ``grid`` is what tuning tries."""
+    """A dataclass field. ``low``/``high`` are inclusive; ``grid`` is what tuning tries (`lr`: what it starts with)."""
     metadata = {
         "help": help,
         "low": low,
@@ -84,6 +84,11 @@ def _check(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
         )
         raise UserError(f"{where}: {field.name} = {value!r} is out of range; it must be {bounds}.")
     return value
+
+
+def is_rate(name: str) -> bool:
+    """Whether an option of a method is a learning rate: it is called `lr` or something that ends in `_lr`."""
+    return name == "lr" or name.endswith("_lr")
 
 
 def describe(cls: type) -> list[dict[str, str]]:

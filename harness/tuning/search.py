@@ -1,4 +1,4 @@
-"""What is searched: one search per method, data set and partition of a suite.
+"""What is searched: one search per method, data set, partition and owner of the head in a suite.
 
     suite -> searches -> points (`propose`) -> cells, one per tuning seed (`tune`) -> tuned file -> bench
 
@@ -8,21 +8,24 @@ mean of their validation averages. Their run folders are the queue and the resul
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.cells.suite import Planned, Setting, Suite
 from fedprompt.harness.core.errors import UserError, unknown
-from fedprompt.harness.core.fields import build
+from fedprompt.harness.core.fields import is_rate
+from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
-SAMPLERS = ("grid", "tpe")
+SAMPLERS = ("pattern", "tpe")
+TIED = 0.01  # a rate this close to lr, in parts of it, is written as none: it follows lr
 
-Key = tuple[str, str, str]  # method, data set, canonical partition
+Key = tuple[str, str, str, str]  # method, data set, canonical partition, owner of the head
+KEY_NAMES = ("method", "dataset", "partition", "head")
 Point = Mapping[str, Any]  # a value for each searched parameter
 
 
@@ -37,6 +40,7 @@ class Result:
     point: Point
     value: float | None = None
     reason: str = ""
+    by_seed: tuple[float, ...] = ()  # of which the value is the mean
 
     @property
     def state(self) -> str:
@@ -51,18 +55,18 @@ def best_result(results: Sequence[Result]) -> Result | None:
 
 @dataclass(frozen=True)
 class Search:
-    """Where to search, among which values, with how many trials."""
+    """Where to search, from which values on, with how many trials."""
 
     suite: str
     base: tuple[Cell, ...]  # the untuned cell of each tuning seed
-    grid: Mapping[str, tuple[Any, ...]]  # by parameter
-    trials: int  # at most
+    grid: Mapping[str, tuple[Any, ...]]  # by parameter: first values of lr, all values of what is no rate
+    trials: int
     sampler: str
+    readings: tuple[str, ...] = ("average",)  # keys of a cell's summary; its value is their mean
 
     @property
     def key(self) -> Key:
-        cell = self.base[0]
-        return cell.method, cell.dataset, cell.partition
+        return cell_key(self.base[0])
 
     @property
     def default(self) -> dict[str, Any]:
@@ -70,10 +74,44 @@ class Search:
         return {name: self.base[0].params[name] for name in self.grid}
 
     @cached_property
+    def rates(self) -> tuple[str, ...]:
+        """The parameters that are searched on a logarithmic axis, without limits but the method's own."""
+        start = self.effective(self.default)
+        return tuple(
+            name
+            for name, values in self.grid.items()
+            if is_rate(name) and all(value is not None and value > 0 for value in (start[name], *values))
+        )
+
+    def values(self, name: str) -> list[Any]:
+        """All values of a parameter that is no rate, in order: the listed ones and the default."""
+        values = list(dict.fromkeys((*self.grid[name], self.default[name])))
+        return sorted(values) if all(isinstance(value, int | float) for value in values) else values
+
+    def effective(self, point: Point) -> dict[str, Any]:
+        """``point`` with the value of lr for rates that follow it (none)."""
+        lr = point.get("lr", self.base[0].params.get("lr"))
+        return {name: lr if value is None and is_rate(name) else value for name, value in point.items()}
+
+    def tied(self, point: Point) -> dict[str, Any]:
+        """The opposite: rates that follow lr by default and equal it are none, so that equal points look equal."""
+        lr = point.get("lr", self.base[0].params.get("lr"))
+        follow = {name for name, value in self.default.items() if value is None and is_rate(name)}
+        return {
+            name: None if name in follow and value and lr and math.isclose(value, lr, rel_tol=TIED) else value
+            for name, value in point.items()
+        }
+
+    @cached_property
+    def setup(self) -> str:
+        """Digest of what is searched where. Equal in suites that share the setting, and in all versions of the code."""
+        cells = [replace(cell, code="").to_json() for cell in self.base]
+        return _digest(*cells, json.dumps(self.grid), *self.readings)
+
+    @cached_property
     def digest(self) -> str:
         """Of everything that the results and their order depend on, so that a changed suite starts a new study."""
-        parts = [self.suite, self.sampler, *(cell.to_json() for cell in self.base), json.dumps(self.grid)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+        return _digest(self.suite, self.sampler, self.setup, self.base[0].code)
 
     @property
     def name(self) -> str:
@@ -91,14 +129,19 @@ class Search:
         return cells
 
 
-def setting_key(method: str, setting: Setting) -> Key:
-    return method, setting.dataset, str(parse_partition(setting.partition))
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
-def searches(suite: Suite, sampler: str = "grid", trials: int | None = None) -> list[Search]:
-    """One search per method, data set and partition of the suite; none where a method has nothing to search.
+def cell_key(cell: Cell) -> Key:
+    return cell.method, cell.dataset, cell.partition, cell.protocol.head
 
-    Variants use the values of their method. Where settings share a partition, the protocol of the first one counts.
+
+def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) -> list[Search]:
+    """One search per training of a method in the suite; none where a method has nothing to search.
+
+    Variants use the values of their method, the rows of an ablation those of its reference. Where settings share a
+    partition, the protocol of the first one counts.
     """
     budget = suite.tune.trials if trials is None else trials
     if budget < 1:
@@ -109,32 +152,39 @@ def searches(suite: Suite, sampler: str = "grid", trials: int | None = None) -> 
     for name in suite.tune.grid:
         if name not in known:
             raise unknown(f"parameter in tune.grid of suite {suite.name!r}", name, known)
-    by_key: dict[Key, Search] = {}
-    for setting in suite.settings:
-        protocol = {**setting.protocol, **suite.tune.protocol}
-        for method in dict.fromkeys(row.method for row in setting.rows):
-            params, grid = setting.params.get(method, {}), _grid(method, suite)
-            if not grid or setting_key(method, setting) in by_key:
-                continue
-            base = tuple(
-                make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
-                for seed in suite.tune.seeds
-            )
-            search = Search(suite.name, base, grid, budget, sampler)
-            by_key[search.key] = search
-    return list(by_key.values())
+    found = (_search(suite, planned, budget, sampler) for planned in _trainings(suite).values())
+    return [search for search in found if search.grid]
 
 
-def _grid(method: str, suite: Suite) -> dict[str, tuple[Any, ...]]:
-    """The method's grid, where the suite may replace the values of a parameter; an empty list removes it."""
-    cls = registry().get(method)
-    grid = {}
-    for field in fields(cls.Params):
-        values = suite.tune.grid.get(field.name, field.metadata.get("grid", ()))
-        if not isinstance(values, list | tuple):
-            raise UserError(f"tune.grid.{field.name} = {values!r} of suite {suite.name!r} is not a list of values.")
-        where = f"tune.grid of suite {suite.name!r} for {method}"
-        checked = [getattr(build(cls.Params, {field.name: value}, where), field.name) for value in values]
-        if checked:
-            grid[field.name] = tuple(dict.fromkeys(checked))
-    return grid
+def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
+    """The entries that show each training, of the first setting that has it: one per policy, or several."""
+    entries: dict[Key, list[Planned]] = {}
+    for planned in suite.planned():
+        setting = planned.setting
+        compared = setting.kind == "ablation" and setting.reference not in ("", planned.row.key)
+        if planned.cell.seed == suite.seeds[0] and not compared:
+            same = entries.setdefault(cell_key(planned.cell), [])
+            if not same or same[0].setting is setting:
+                same.append(planned)
+    return entries
+
+
+def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str) -> Search:
+    setting, cell = entries[0].setting, entries[0].cell
+    head = {"head": cell.protocol.head, "finetune_epochs": cell.protocol.finetune_epochs}
+    protocol = {**setting.protocol, **head, **suite.tune.protocol}
+    base = tuple(_base(suite, setting, cell.method, seed, protocol) for seed in suite.tune.seeds)
+    grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}")
+    return Search(suite.name, base, grid, trials, sampler, readings(base[0], entries))
+
+
+def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapping[str, Any]) -> Cell:
+    params = setting.params.get(method, {})
+    return make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
+
+
+def readings(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
+    """The keys of the summary of ``cell`` that hold its validation average under the policies of ``entries``."""
+    if not cell.protocol.finetune_epochs:
+        return ("average",)
+    return tuple(sorted({"average_ft" if entry.reading == "global_then_ft" else "average" for entry in entries}))

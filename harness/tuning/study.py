@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tracking.store import first_line, public
-from fedprompt.harness.tuning.propose import Proposer, grid_proposer, untried
+from fedprompt.harness.tuning.propose import Proposer, pattern_proposer, untried
 from fedprompt.harness.tuning.search import Point, Result, Search, point_key
 
 FAILURE = "failure"  # attribute of a failed trial: the reason
@@ -46,7 +46,7 @@ class Study:
         self._optuna = optuna.create_study(
             study_name=search.name, storage=storage, direction="maximize", load_if_exists=True
         )
-        self._propose: Proposer = grid_proposer(search) if search.sampler == "grid" else self._propose_by_tpe
+        self._propose: Proposer = pattern_proposer(search) if search.sampler == "pattern" else self._propose_by_tpe
         self._results: dict[str, Result | None] = {}  # by point, in the order of proposal; None: not ended yet
 
     @property
@@ -92,7 +92,7 @@ class Study:
         with self._lock:
             if not self._trials():
                 self._begin(search.default)
-            points: list[Point] = [trials[0].params for trials in self._trials().values()]
+            points: list[Point] = [search.tied(trials[0].params) for trials in self._trials().values()]
             repeats = sum(t.user_attrs.get(FAILURE) == REPEAT for t in self._optuna.get_trials(deepcopy=False))
             while len(points) + repeats < search.trials and len(untried(points, results)) < count:
                 # A sampler with one seed would repeat its first draws in every call that resumes the study.
@@ -100,11 +100,12 @@ class Study:
                 startup = max(1, search.trials // 3)
                 self._optuna.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
                 trial = self._optuna.ask(_space(search, search.default))
-                if trial.params in points:  # it counts, because a small space may have no other points
+                point = search.tied(trial.params)
+                if point in points:  # it counts, because a small space may have no other points
                     self._fail(trial.number, REPEAT)
                     repeats += 1
                 else:
-                    points.append(trial.params)
+                    points.append(point)
         return [{name: point[name] for name in search.grid} for point in untried(points, results)]
 
     def _trials(self) -> dict[str, list[FrozenTrial]]:
@@ -112,13 +113,13 @@ class Study:
         groups: dict[str, list[FrozenTrial]] = {}
         for trial in self._optuna.get_trials(deepcopy=False):
             if trial.params.keys() == self.search.grid.keys():  # a process was killed while it drew the others
-                groups.setdefault(point_key(trial.params), []).append(trial)
+                groups.setdefault(point_key(self.search.tied(trial.params)), []).append(trial)
         return groups
 
     def _begin(self, point: Point) -> None:
         """Add a running trial, in one step."""
-        space = _space(self.search, point)
-        self._optuna.add_trial(optuna.create_trial(state=TrialState.RUNNING, params=dict(point), distributions=space))
+        params, space = self.search.effective(point), _space(self.search, point)
+        self._optuna.add_trial(optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=space))
 
     def _fail(self, number: int, reason: str) -> None:
         study_id = self._storage.get_study_id_from_name(self.search.name)
@@ -128,10 +129,15 @@ class Study:
 
 
 def _space(search: Search, point: Point) -> dict[str, BaseDistribution]:
-    """Positive numbers on a logarithmic scale from the least to the greatest value; anything else as listed."""
+    """Positive numbers on a logarithmic scale from the least to the greatest value; anything else as listed.
+
+    A rate without a list reaches from a tenth of the default to ten times as much. ``point`` may lie outside.
+    """
     space: dict[str, BaseDistribution] = {}
+    default, values_here = search.effective(search.default), search.effective(point)
     for name, values in search.grid.items():
-        allowed = tuple(dict.fromkeys((*values, search.default[name], point[name])))
+        listed = values if values or name not in search.rates else (default[name] / 10, default[name] * 10)
+        allowed = tuple(dict.fromkeys((*listed, default[name], values_here[name])))
         if all(isinstance(value, float) and value > 0 for value in allowed):
             space[name] = FloatDistribution(min(allowed), max(allowed), log=True)
         else:

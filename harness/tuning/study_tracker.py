@@ -11,7 +11,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
 from fedprompt.harness.tracking.tracker import Tracker
-from fedprompt.harness.tuning.search import Key, Point, Result, Search, best_result, setting_key
+from fedprompt.harness.tuning.search import KEY_NAMES, Key, Point, Result, Search, best_result, cell_key, searches
 from fedprompt.methods import registry
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PARENT = "mlflow.parentRunId"  # MLflow's own: its UI shows such runs under their parent
 TABLE = "trials.csv"  # artifact of a study, one row per point: its values, then RESULT
-PLACE = ("method", "title", "dataset", "partition", "setting")
+PLACE = ("method", "title", "dataset", "partition", "head", "setting")
 RESULT = ("value", "state", "chosen")
 
 
@@ -39,7 +39,7 @@ class StudyTracker(Tracker):
     def record_study(self, search: Search, results: Sequence[Result]) -> None:
         """Record how a study ended; recording it again replaces what was there. ``results`` begin with the default."""
         best, finished = best_result(results), sum(result.value is not None for result in results)
-        rows = [{**r.point, "value": r.value, "state": r.state, "chosen": r is best} for r in results]
+        rows = [{**search.effective(r.point), "value": r.value, "state": r.state, "chosen": r is best} for r in results]
         values = {"default_value": results[0].value, "best_value": best.value if best else None}
         metrics = {"finished": finished, "failed": len(results) - finished, **values}
 
@@ -75,9 +75,9 @@ class StudyTracker(Tracker):
     def _create_parent(self, search: Search, experiment: str) -> str:
         from mlflow.entities import Param
 
-        place = dict(zip(("method", "dataset", "partition"), search.key, strict=True))
+        place = dict(zip(KEY_NAMES, search.key, strict=True))
         tags = {"phase": "study", "study": search.name, "study_hash": search.digest, "suite": search.suite, **place}
-        tags |= {"code": search.base[0].code, "mlflow.source.name": "fedprompt"}
+        tags |= {"setup": search.setup, "code": search.base[0].code, "mlflow.source.name": "fedprompt"}
         params = {"sampler": search.sampler, "seeds": ", ".join(str(cell.seed) for cell in search.base)}
         params |= {f"grid.{name}": ", ".join(map(str, values)) for name, values in search.grid.items()}
         params |= {f"default.{name}": str(value) for name, value in search.default.items()}
@@ -89,25 +89,23 @@ class StudyTracker(Tracker):
 def tuning_frame(uri: str, suite: Suite) -> pd.DataFrame:
     """Every point that was tried for the suite, from MLflow alone: for accuracy over the grid.
 
-    One row per point, in the suite's order: method, title, dataset, partition, setting (its label), each searched
-    parameter (none where a method lacks it), value (validation accuracy), state (complete or failed), chosen.
-    If a setting has several studies, the last to end counts, which is the one in the tuned file.
+    One row per point, in the suite's order: method, title, dataset, partition, head (its owner), setting (its label),
+    each searched parameter (none where a method lacks it; a rate that follows lr has its value), value (validation
+    accuracy), state (complete or failed), chosen. Studies of this suite come before equal ones of others; among several
+    the last to end counts, which is the one in the tuned file.
     """
     places: dict[Key, tuple[str, str]] = {}  # title and label, of the first setting
-    for setting in suite.settings:
-        for row in setting.rows:
-            title = registry().get(row.method).title
-            places.setdefault(setting_key(row.method, setting), (title, setting.label))
+    for planned in suite.planned():
+        title = registry().get(planned.row.method).title
+        places.setdefault(cell_key(planned.cell), (title, planned.setting.label))
     frames = [pd.DataFrame(columns=[*PLACE, *RESULT])]
     try:
         client = connect(uri)
-        studies = _studies(client, suite.name, sorted({dataset for _, dataset, _ in places}))
-        for (method, dataset, partition), (title, label) in places.items():
-            run = studies.get((method, dataset, partition))
-            if run is not None:
-                table = pd.read_csv(client.download_artifacts(run.info.run_id, TABLE))
-                columns = dict(zip(PLACE, (method, title, dataset, partition, label), strict=True))
-                frames.append(table.drop(columns="trial", errors="ignore").assign(**columns))  # version 0.1.0 had it
+        studies = _studies(client, suite, sorted({dataset for _, dataset, _, _ in places}))
+        for key, (title, label) in places.items():
+            if key in studies:
+                table = pd.read_csv(client.download_artifacts(studies[key].info.run_id, TABLE))
+                frames.append(table.assign(**dict(zip(KEY_NAMES, key, strict=True)), title=title, setting=label))
     except Exception as error:  # as in Tracker: whatever is below MLflow
         raise UserError(
             f"MLflow at {public(uri)} cannot be read ({public(uri, first_line(error))}); check --tracking-uri."
@@ -117,16 +115,22 @@ def tuning_frame(uri: str, suite: Suite) -> pd.DataFrame:
     return frame[[*PLACE, *searched, *RESULT]]
 
 
-def _studies(client: "MlflowClient", suite: str, datasets: Sequence[str]) -> "dict[Key, Run]":
-    """The study of each (method, data set, partition) that ended last."""
+def _studies(client: "MlflowClient", suite: Suite, datasets: Sequence[str]) -> "dict[Key, Run]":
+    """The study of each key that ended last; version 0.1.0 did not record the head."""
     runs: list[Run] = []
     for dataset in datasets:
         experiment = client.get_experiment_by_name(experiment_name(dataset))
         if experiment is not None:
             runs += client.search_runs([experiment.experiment_id], "tags.phase = 'study'", max_results=10_000)
-    ended = [run for run in runs if run.data.tags.get("suite") == suite and run.info.status == "FINISHED"]
+    setups = {search.setup for search in searches(suite)}
+
+    def belongs(run: "Run") -> bool:
+        return run.data.tags.get("suite") == suite.name
+
+    ended = [run for run in runs if belongs(run) or run.data.tags.get("setup") in setups]
+    ended = [run for run in ended if run.info.status == "FINISHED"]
     by_key: dict[Key, Run] = {}
-    for run in sorted(ended, key=lambda run: run.info.end_time):
+    for run in sorted(ended, key=lambda run: (belongs(run), run.info.end_time)):
         tags = run.data.tags
-        by_key[tags["method"], tags["dataset"], tags["partition"]] = run
+        by_key[tags["method"], tags["dataset"], tags["partition"], tags.get("head", "")] = run
     return by_key

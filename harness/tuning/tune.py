@@ -73,7 +73,7 @@ def _run(wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Re
         study, point = origins[outcome.cell.hash]
         hashes = [cell.hash for cell in study.search.cells(point)]
         if outcomes.keys() >= set(hashes):
-            result = _result(point, [outcomes[hash_] for hash_ in hashes])
+            result = _result(study.search, point, [outcomes[hash_] for hash_ in hashes])
             study.end(result)
             ended(study.search, result)
             if study.idle:
@@ -98,14 +98,22 @@ def _outcomes(
             time.sleep(POLL)
 
 
-def _result(point: Point, outcomes: Sequence[CellOutcome]) -> Result:
+def _result(search: Search, point: Point, outcomes: Sequence[CellOutcome]) -> Result:
     """The mean over the tuning seeds; a point with a failed seed has failed."""
     for outcome in outcomes:
         if outcome.error:
             return Result(point, reason=outcome.error)
-    values = [float(json.loads((outcome.folder / "summary.json").read_text())["average"]) for outcome in outcomes]
-    mean = sum(values) / len(values)
-    return Result(point, mean) if math.isfinite(mean) else Result(point, reason=f"the validation accuracy is {mean}")
+    by_seed = tuple(_value(outcome.folder, search.readings) for outcome in outcomes)
+    mean = sum(by_seed) / len(by_seed)
+    if not math.isfinite(mean):
+        return Result(point, reason=f"the validation accuracy is {mean}")
+    return Result(point, mean, by_seed=by_seed)
+
+
+def _value(folder: Path, readings: Sequence[str]) -> float:
+    """The mean over the ways in which the suite reads a training."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return sum(float(summary[reading]) for reading in readings) / len(readings)
 
 
 def _write(study: Study, out: Path, path: Path) -> None:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -16,9 +16,11 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError, check_keys
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.tuning.search import SAMPLERS, Key, Result, Search, best_result, searches, setting_key
+from fedprompt.harness.tuning.propose import edge_rates, open_axes
+from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, searches
 from fedprompt.methods import registry
 
+FORMAT = 2  # files of other formats are not used
 HEADER = (
     "# Written by `fedprompt tune`: chosen on held-out training data, never on test data. `fedprompt bench` uses it.\n"
 )
@@ -31,19 +33,39 @@ class Tuned:
     method: str
     dataset: str
     partition: str
+    head: str  # its owner
     params: Mapping[str, Any]  # the searched ones
     study: str
+    setup: str  # digest of what was searched where; equal in suites that share the setting
     value: float  # validation accuracy with these params, mean over the tuning seeds
     default_value: float | None = None  # with the suite's own values; none if they failed
-    finished: int  # points tried
-    failed: int  # points that did not finish
+    trials: int
+    finished: int
+    failed: int  # trials without a value
     seeds: tuple[int, ...]
+    at_edge: tuple[str, ...]  # rates whose least or greatest tried value was chosen
+    untried: tuple[str, ...]  # parameters along which a neighbour of the choice was not tried
+    # What each tuning seed alone would have chosen among the points tried: seed, params, and the loss in validation
+    # accuracy (mean over all seeds) against the choice; empty if there is one seed.
+    repeat: tuple[Mapping[str, Any], ...]
     sampler: str
     code: str  # version of the code that ran the trials
 
     @property
     def key(self) -> Key:
-        return self.method, self.dataset, self.partition
+        return self.method, self.dataset, self.partition, self.head
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Of the suite and of the code when this was chosen."""
+        return self.setup, self.code
+
+
+class Choice(NamedTuple):
+    """A study's outcome, and the file that it comes from."""
+
+    entry: Tuned
+    path: Path
 
 
 def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
@@ -53,24 +75,46 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
         return None
     finished = sum(result.value is not None for result in results)
     return Tuned(
-        **dict(zip(("method", "dataset", "partition"), search.key, strict=True)),
+        **dict(zip(KEY_NAMES, search.key, strict=True)),
         params=best.point,
         study=search.name,
+        setup=search.setup,
         value=round(best.value, 6),
         default_value=None if default_value is None else round(default_value, 6),
+        trials=len(results),
         finished=finished,
         failed=len(results) - finished,
         seeds=tuple(cell.seed for cell in search.base),
+        at_edge=tuple(edge_rates(search, results, best.point)),
+        untried=tuple(open_axes(search, results, best.point)),
+        repeat=_repeat(search, results, best.value),
         sampler=search.sampler,
         code=search.base[0].code,
     )
 
 
+def _repeat(search: Search, results: Sequence[Result], value: float) -> tuple[Mapping[str, Any], ...]:
+    """What each tuning seed alone would have chosen; ``value`` is that of the choice."""
+    if len(search.base) == 1:
+        return ()
+    finished = [result for result in results if result.value is not None]
+    choices = []
+    for index, cell in enumerate(search.base):
+        alone = best_result([replace(result, value=result.by_seed[index]) for result in finished])
+        assert alone is not None
+        loss = round(value - sum(alone.by_seed) / len(alone.by_seed), 6)
+        choices.append({"seed": cell.seed, "params": alone.point, "loss": loss})
+    return tuple(choices)
+
+
 def read_tuned(path: Path) -> list[Tuned]:
+    """The entries of the file; none if it has another format."""
     try:
         raw = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"tuned values {path} cannot be read ({error}); tune again, or pass --untuned.") from error
+    if raw.pop("format", 1) != FORMAT:
+        return []
     check_keys(raw, {"study"}, str(path))
     return [_entry(entry, path) for entry in raw.get("study", [])]
 
@@ -80,20 +124,26 @@ def _entry(raw: Mapping[str, Any], path: Path) -> Tuned:
     for field in fields(Tuned):
         if field.name not in raw and field.default is MISSING:
             raise UserError(f"a study in {path} lacks {field.name!r}; tune again, or pass --untuned.")
-    return Tuned(**{**raw, "seeds": tuple(raw["seeds"])})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return Tuned(**values)
 
 
 def write_tuned(path: Path, entries: Iterable[Tuned]) -> None:
     """Replaces the file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tables = [_table(entry) for entry in sorted(entries, key=lambda entry: entry.key)]
-    write_atomic(path, (HEADER + "\n" + tomli_w.dumps({"study": tables})).encode())
+    write_atomic(path, (HEADER + "\n" + tomli_w.dumps({"format": FORMAT, "study": tables})).encode())
 
 
 def _table(entry: Tuned) -> dict[str, Any]:
-    """TOML has no null: a parameter that is None is written as the text `none`, which fields read as None."""
     table = {name: value for name, value in asdict(entry).items() if value is not None}
-    return {**table, "params": {name: "none" if value is None else value for name, value in entry.params.items()}}
+    repeat = [{**choice, "params": _without_null(choice["params"])} for choice in entry.repeat]
+    return {**table, "params": _without_null(entry.params), "repeat": repeat}
+
+
+def _without_null(params: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a parameter that is None is written as the text `none`, which fields read as None."""
+    return {name: "none" if value is None else value for name, value in params.items()}
 
 
 def tuned_path(suite: Suite, out: Path) -> Path:
@@ -105,24 +155,89 @@ def load_tuned(path: Path) -> dict[Key, Mapping[str, Any]]:
     return {entry.key: entry.params for entry in read_tuned(path)}
 
 
-def with_tuned(suite: Suite, out: Path) -> Suite:
-    """The suite with the values that `fedprompt tune` selected for it, if there are any."""
+def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
+    """What the suite uses: its own file's values, and those of other suites that searched the same.
+
+    So values of `paper` serve the suites that it includes, and the other way round. A study that is out of date counts
+    only if it is of this suite, and if there is no other.
+    """
     path = tuned_path(suite, out)
-    if not path.is_file():
-        return suite
-    shared_seeds = set(suite.seeds) & set(suite.tune.seeds)
-    if shared_seeds:
-        raise UserError(f"seed {min(shared_seeds)} is one that {path} was tuned on; choose others, or pass --untuned.")
-    keys = {setting_key(row.method, setting) for setting in suite.settings for row in setting.rows}
-    used = [entry for entry in read_tuned(path) if entry.key in keys]
-    for entry in used:
-        build(registry().get(entry.method).Params, entry.params, f"{path}: parameters of {entry.method}")
-    current = {replace(search, sampler=sampler).name for search in searches(suite) for sampler in SAMPLERS}
-    outdated = [entry for entry in used if entry.study not in current]
+    files = sorted(path.parent.glob("*.toml"), key=lambda file: (file != path, file.name))
+    choices = [Choice(entry, file) for file in files for entry in read_tuned(file)]
+    setups = {search.key: search.setup for search in searches(suite)}
+    by_key: dict[Key, Choice] = {}
+    for choice in choices:
+        if setups.get(choice.entry.key) == choice.entry.setup:
+            by_key.setdefault(choice.entry.key, choice)
+    for choice in choices:
+        if choice.path == path:
+            by_key.setdefault(choice.entry.key, choice)
+    keys = dict.fromkeys(cell_key(cell) for cell in suite.cells())
+    return [by_key[key] for key in keys if key in by_key]
+
+
+def with_tuned(suite: Suite, out: Path) -> Suite:
+    """The suite with the values that `fedprompt tune` selected for it, if there are any; says so on stderr."""
+    choices, path = tuned_choices(suite, out), tuned_path(suite, out)
+    if path.is_file() and not read_tuned(path):
+        _tell(f"warning: {path} was written by another version and is not used; run `fedprompt tune {suite.name}`")
+    for entry, file in choices:
+        shared_seeds = set(suite.seeds) & set(entry.seeds)
+        if shared_seeds:
+            seed = min(shared_seeds)
+            raise UserError(f"seed {seed} is one that {file} was tuned on; choose others, or pass --untuned.")
+        build(registry().get(entry.method).Params, entry.params, f"{file}: parameters of {entry.method}")
+    _warn_of_outdated(suite, choices)
+    tuned = {entry.key: entry.params for entry, _ in choices}
+    if choices:
+        cells = suite.cells()
+        count = sum(cell_key(cell) in tuned for cell in cells)
+        files = ", ".join(dict.fromkeys(str(file) for _, file in choices))
+        _tell(f"{count} of {len(cells)} cells use tuned values from {files} (--untuned: none)")
+    return replace(suite, tuned=tuned)
+
+
+def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
+    current = {search.key: (search.setup, search.base[0].code) for search in searches(suite)}
+    outdated = [choice for choice in choices if choice.entry.state != current.get(choice.entry.key)]
     if outdated:
-        print(
-            f"warning: {len(outdated)} of {len(used)} choices in {path} were made for another state of the suite or "
-            f"the code (such as {outdated[0].study}); run `fedprompt tune {suite.name}` again, or pass --untuned",
-            file=sys.stderr,
+        _tell(
+            f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
+            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.name}` again, or "
+            "pass --untuned"
         )
-    return replace(suite, tuned={entry.key: entry.params for entry in used})
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def tuning_notes(entries: Sequence[Tuned]) -> list[str]:
+    """How much the choices can be relied on, in sentences for the report."""
+    if not entries:
+        return []
+    trials = sorted({entry.trials for entry in entries})
+    failed = sum(entry.failed for entry in entries)
+    at_edge = [entry for entry in entries if entry.at_edge]
+    rates = sorted({name for entry in at_edge for name in entry.at_edge})
+    shares = ", ".join(f"{name} {sum(name in entry.at_edge for entry in at_edge)}" for name in rates)
+    unsettled = sum(bool(entry.untried) and not entry.at_edge for entry in entries)
+    return [
+        f"{len(entries)} studies of {trials[0] if len(trials) == 1 else f'{trials[0]} to {trials[-1]}'} trials each; "
+        f"{failed} of {sum(entry.trials for entry in entries)} trials failed and counted as the worst.",
+        f"{len(at_edge)} of {len(entries)} choices lie at an edge of the tried rates{shares and f' ({shares})'}; "
+        f"around {unsettled} others the trials ended before every neighbouring value was tried.",
+        *_repeat_notes(entries),
+    ]
+
+
+def _repeat_notes(entries: Sequence[Tuned]) -> list[str]:
+    repeats = [(entry, choice) for entry in entries for choice in entry.repeat]
+    if not repeats:
+        return ["With one tuning seed nothing can be said about whether a choice repeats."]
+    same = sum(dict(choice["params"]) == dict(entry.params) for entry, choice in repeats)
+    losses = [100 * choice["loss"] for _, choice in repeats]
+    return [
+        f"A tuning seed alone would have chosen the same point in {same} of {len(repeats)} cases; its choices lose "
+        f"{sum(losses) / len(losses):.1f} points of validation accuracy on average, {max(losses):.1f} at most."
+    ]

@@ -29,7 +29,8 @@ from support import run_folders
 from support.run_folders import BACKBONE, done_folder
 
 Act = Callable[[Cell], str]  # why a cell fails, if it does
-KEY = ("fedvpt", "glyph-domains", "domains:m=2")
+KEY = ("fedvpt", "glyph-domains", "domains:m=2", "local")
+RATES = {"lr": [0.03, 0.1, 0.3], "head_lr": []}  # one axis
 
 
 def a_suite(**changes: Any) -> Suite:
@@ -38,7 +39,7 @@ def a_suite(**changes: Any) -> Suite:
         "seeds": [0, 1],
         "backbone": "micro-vit",
         "params": {"all": {"lr": 0.1}},
-        "tune": {"seeds": [100, 101], "trials": 3, "grid": {"lr": [0.03, 0.1, 0.3]}, "protocol": {"rounds": 2}},
+        "tune": {"seeds": [100, 101], "trials": 3, "grid": RATES, "protocol": {"rounds": 2}},
         "settings": [{"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2]}],
     }
     return dataclasses.replace(parse_suite("mini", raw | changes), backbone=BACKBONE)
@@ -46,7 +47,7 @@ def a_suite(**changes: Any) -> Suite:
 
 def tune(**changes: Any) -> dict[str, Any]:
     """The suite's table [tune]."""
-    return {"tune": {"seeds": [100], "trials": 3, "grid": {"lr": [0.03, 0.1, 0.3]}} | changes}
+    return {"tune": {"seeds": [100], "trials": 3, "grid": RATES} | changes}
 
 
 def only_search(suite: Suite, **options: Any) -> Search:
@@ -87,7 +88,7 @@ class Bench:
         accuracy = self.accuracy.get(cell.params["lr"], 0.4)
         return done_folder(self.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
 
-    def tune(self, suite: Suite, sampler: str = "grid", uri: str = "", workers: int = 1) -> list[Study]:
+    def tune(self, suite: Suite, sampler: str = "pattern", uri: str = "", workers: int = 1) -> list[Study]:
         studies = [self.study(search) for search in searches(suite, sampler)]
         tracker = StudyTracker(uri, self.out, suite.name) if uri else Untracked("", self.out, suite.name)
         path = tuned_path(suite, self.out)

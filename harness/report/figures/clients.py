@@ -29,8 +29,8 @@ def figures_spread(suite: Suite, records: pd.DataFrame) -> Iterator[DrawnFigure]
     """One dot per client and seed, with their quartiles; one line per method and one panel per setting."""
     for part in figure_parts(suite, client_accuracies(suite.settings, main_settings(records))):
         caption = (
-            "Accuracies of the clients, mean over the reported rounds: one dot per client and seed; box: quartiles over "
-            "them, bar: median, diamond: mean."
+            "Accuracies of the clients, mean over the reported rounds: one dot per client and seed; box: "
+            "quartiles over them, bar: median, diamond: mean."
         )
         title = f"Spread of accuracy over clients{part.about}"
         yield DrawnFigure(f"client-spread{part.suffix}", title, caption, _spread(suite, part.frame))

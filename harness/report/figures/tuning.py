@@ -7,14 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedprompt.harness.cells.suite import Row
+from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.report.figures.style import DrawnFigure, Look, label_y, legend, looks, panels
 
-ABOUT = ("method", "title", "dataset", "partition", "setting", "value", "state", "chosen")
-ON_A_GRID = 8  # more values than this come from a sampler, not from a grid
+ABOUT = ("method", "title", "dataset", "partition", "head", "setting", "value", "state", "chosen")
+SPACED = 8  # as many values at most are spaced evenly, whatever they are
 
 
 def figures_tuning(frame: pd.DataFrame) -> Iterator[DrawnFigure]:
-    """One figure per searched parameter, with one panel per setting and one line per method.
+    """One figure per searched parameter, with one panel per setting and owner of the head, and one line per method.
 
     ``frame`` is that of `tuning_frame`.
     """
@@ -35,20 +36,20 @@ def _over(tried: pd.DataFrame, name: str) -> Figure:
     titles: dict[str, str] = dict(tried[["method", "title"]].drop_duplicates().itertuples(index=False))
     row_looks = looks([Row(key, title, key) for key, title in titles.items()])
     values = sorted(tried[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
-    # Values of a grid are spaced evenly, whatever they are; those of a sampler lie where they belong.
-    grid = len(values) <= ON_A_GRID
-    places = {value: place if grid else value for place, value in enumerate(values)}
-    settings = tried.groupby(["dataset", "partition", "setting"], sort=False)
+    spaced = len(values) <= SPACED and not is_rate(name)
+    places = {value: place if spaced else value for place, value in enumerate(values)}
+    settings = tried.groupby(["dataset", "partition", "head", "setting"], sort=False)
+    heads = tried["head"].nunique()
     figure, axes = panels(settings.ngroups)
-    for ax, ((dataset, _, label), here) in zip(axes, settings, strict=True):
+    for ax, ((dataset, _, head, label), here) in zip(axes, settings, strict=True):
         for key, trials in here.groupby("method", sort=False):
             _line(ax, trials.assign(place=trials[name].map(places)), row_looks[str(key)])
-        if grid:
+        if spaced:
             ax.set_xticks(list(places.values()), [_text(value) for value in values])
             ax.set_xlim(-0.3, len(values) - 0.7)
-        elif min(values) > 0 and max(values) > 10 * min(values):
+        elif min(values) > 0:
             ax.set_xscale("log")
-        ax.set(title=f"{dataset}, {label}", xlabel=name)
+        ax.set(title=f"{dataset}, {label}{f', {head} head' if heads > 1 else ''}", xlabel=name)
         label_y(ax, "validation accuracy (%)")
     legend(figure, titles, row_looks)
     return figure

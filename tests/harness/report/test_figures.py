@@ -293,6 +293,7 @@ def trials(**change: Any) -> pd.DataFrame:
         "title": "FedVPT",
         "dataset": "glyph-100",
         "partition": "classes:s=5",
+        "head": "local",
         "setting": "s=5",
     }
     return pd.DataFrame(lines, columns=columns).assign(**{**place, **change})
@@ -303,9 +304,19 @@ def test_tuning_shows_the_best_at_each_value_and_rings_the_chosen() -> None:
     assert list(axes) == ["tuning-lr", "tuning-tau"]
     [ax] = axes["tuning-lr"]
     line, ring = ax.lines
-    assert line.get_xydata().tolist() == [[0, 70.0], [1, 65.0]]
-    assert ring.get_xydata().tolist() == [[0, 70.0]]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.1", "0.3"]
+    assert line.get_xydata().tolist() == [[0.1, 70.0], [0.3, 65.0]]
+    assert ring.get_xydata().tolist() == [[0.1, 70.0]]
+    assert ax.get_xscale() == "log"
+    [ax] = axes["tuning-tau"]
+    assert ax.lines[0].get_xydata().tolist() == [[0, 65.0], [1, 70.0]]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.5", "1"]
+
+
+def test_trainings_with_a_local_and_a_global_head_have_panels_of_their_own() -> None:
+    frame = pd.concat([trials(tau=1.0), trials(tau=1.0, head="global")])
+    [drawn] = figures_tuning(frame)
+    titles = [ax.get_title() for ax in drawn.figure.axes]
+    assert titles == ["glyph-100, s=5, local head", "glyph-100, s=5, global head"]
 
 
 def test_a_parameter_with_one_value_is_not_drawn() -> None:

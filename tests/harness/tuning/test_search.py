@@ -11,13 +11,13 @@ from fedprompt.harness.tuning.search import Result, best_result, searches
 
 
 def test_without_a_grid_of_the_suite_the_methods_own_counts() -> None:
-    assert only_search(a_suite(**tune(grid={}))).grid == {"lr": (0.01, 0.05, 0.1)}
+    assert only_search(a_suite(**tune(grid={"head_lr": []}))).grid == {"lr": (0.01, 0.05, 0.1)}
 
 
 def test_an_empty_list_takes_a_parameter_out() -> None:
-    suite = a_suite(methods=["pfedpg"], **tune(grid={"gen_lr": []}))
+    suite = a_suite(methods=["pfedpg"], **tune(grid={"gen_lr": [], "head_lr": []}))
     assert list(only_search(suite).grid) == ["lr"]
-    assert searches(a_suite(**tune(grid={"lr": []}))) == []
+    assert searches(a_suite(**tune(grid={"lr": [], "head_lr": []}))) == []
 
 
 def test_a_parameter_that_no_method_has_is_refused_with_the_nearest() -> None:
@@ -60,8 +60,33 @@ def test_variants_and_repeated_settings_share_one_search() -> None:
         variants={"long": {"method": "fedvpt", "params": {"length": 4}}},
         settings=[setting, {**setting, "kind": "vsweep"}, {**setting, "m": [3]}],
     )
-    assert [search.key for search in searches(suite)] == [KEY, ("fedvpt", "glyph-domains", "domains:m=3")]
+    assert [search.key for search in searches(suite)] == [KEY, ("fedvpt", "glyph-domains", "domains:m=3", KEY[3])]
     assert searches(suite)[0].base[0].params["length"] != 4
+
+
+def test_trainings_with_a_local_and_a_global_head_are_tuned_separately() -> None:
+    local, shared = searches(a_suite(policies=["local", "global", "global_then_ft"]))
+    assert (local.key, shared.key) == ((*KEY[:3], "local"), (*KEY[:3], "global"))
+    assert (local.readings, shared.readings) == (("average",), ("average", "average_ft"))
+    assert [cell.protocol.finetune_epochs > 0 for cell in (*local.base, *shared.base)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("policy", "reading"), [("global", "average"), ("global_then_ft", "average_ft")])
+def test_only_the_readings_that_the_suite_lists_count(policy: str, reading: str) -> None:
+    assert only_search(a_suite(policies=[policy])).readings == (reading,)
+
+
+def test_rows_of_an_ablation_are_not_searched_for_they_share_the_values_of_their_reference() -> None:
+    setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2]}
+    ablation = {**setting, "kind": "ablation", "methods": ["fedvpt", "fedvpt-d"], "reference": "fedvpt"}
+    assert [search.key for search in searches(a_suite(settings=[ablation]))] == [KEY]
+
+
+def test_suites_that_share_a_setting_share_its_setup_but_not_its_study() -> None:
+    one = only_search(a_suite())
+    other = only_search(dataclasses.replace(a_suite(), name="other"), sampler="tpe")
+    assert (one.setup, one.key) == (other.setup, other.key)
+    assert one.name != other.name
 
 
 def test_the_name_is_readable_and_stable() -> None:
@@ -77,11 +102,13 @@ def test_the_name_is_readable_and_stable() -> None:
         {"protocol": {"epochs": 2}},
         tune(seeds=[102]),
         tune(protocol={"val_fraction": 0.2}),
-        tune(grid={"lr": [0.1, 0.3]}),
+        tune(grid={"lr": [0.1, 0.3], "head_lr": []}),
     ],
 )
 def test_a_changed_suite_has_another_study(changes: dict[str, Any]) -> None:
-    assert only_search(a_suite(**(tune() | changes))).name != only_search(a_suite(**tune())).name
+    changed, search = only_search(a_suite(**(tune() | changes))), only_search(a_suite(**tune()))
+    assert changed.name != search.name
+    assert changed.setup != search.setup
 
 
 def test_ties_go_to_the_default_then_to_the_first() -> None:

@@ -54,7 +54,7 @@ def test_a_failed_point_is_recorded_once_per_reason_until_it_finishes(bench: Ben
 
 
 def test_a_value_outside_the_grid_can_be_recorded(bench: Bench, suite: Suite) -> None:
-    """As for a grid that is widened while the best value lies at its edge."""
+    """A range is widened while the best value lies at its edge."""
     study = bench.study(only_search(suite))
     study.end(Result(HIGH, 0.7))
     study.end(Result({"lr": 1.0}, 0.8))
@@ -94,7 +94,9 @@ def test_a_running_trial_ends_as_that_trial(bench: Bench) -> None:
 
 
 def test_tpe_tries_no_point_twice_and_ends_where_there_are_no_others(bench: Bench) -> None:
-    suite = a_suite(methods=["fedpr-s"], **tune(trials=6, grid={"lr": [], "fro_normalize": [False, True]}))
+    suite = a_suite(
+        methods=["fedpr-s"], **tune(trials=6, grid={"lr": [], "head_lr": [], "fro_normalize": [False, True]})
+    )
     study = bench.study(only_search(suite, sampler="tpe"))
     while points := study.propose(1):
         for point in points:
@@ -103,6 +105,17 @@ def test_tpe_tries_no_point_twice_and_ends_where_there_are_no_others(bench: Benc
     assert values[0] is False
     assert len(values) == len(set(values)) <= 2
     assert bench.study(study.search).propose(9) == [result.point for result in study.results]
+
+
+def test_a_rate_that_follows_lr_is_recorded_with_its_value(bench: Bench) -> None:
+    search = only_search(a_suite(methods=["pfedpg"], **tune(grid={"gen_lr": []}, trials=4)), sampler="tpe")
+    study = bench.study(search)
+    assert study.propose(1) == [{"lr": 0.1, "head_lr": None}]
+    study.end(Result({"lr": 0.1, "head_lr": None}, 0.5))
+    [trial] = optuna.load_study(study_name=search.name, storage=bench.storage).trials
+    assert (trial.params, trial.state.name) == ({"lr": 0.1, "head_lr": 0.1}, "COMPLETE")
+    assert bench.study(search).propose(1) == [{"lr": 0.1, "head_lr": None}]
+    assert all(0.01 <= point["head_lr"] <= 1 for point in study.propose(3))
 
 
 def test_a_database_that_cannot_be_opened_is_one_line_without_password(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Studies and trials in MLflow."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,8 @@ def test_trials_are_children_of_their_study(bench: Bench, suite: Suite, uri: str
         "0.3": 0.7,
     }
     tags, name = parent.data.tags, only_search(suite).name
-    assert (tags["method"], tags["dataset"], tags["partition"], tags["suite"], tags["study"]) == (*KEY, "mini", name)
+    assert tuple(tags[name] for name in ("method", "dataset", "partition", "head")) == KEY
+    assert (tags["suite"], tags["study"]) == ("mini", name)
     assert parent.data.params["grid.lr"] == "0.03, 0.1, 0.3"
     assert (parent.data.metrics["best_value"], parent.data.metrics["default_value"]) == (0.7, 0.5)
     assert (parent.info.status, tags["chosen.lr"]) == ("FINISHED", "0.3")
@@ -71,7 +73,18 @@ def test_the_frame_needs_nothing_but_mlflow(bench: Bench, suite: Suite, uri: str
     bench.act = lambda cell: "no luck" if cell.params["lr"] == 0.03 else ""
     bench.tune(suite, uri=uri)
     frame = tuning_frame(uri, suite)
-    assert list(frame) == ["method", "title", "dataset", "partition", "setting", "lr", "value", "state", "chosen"]
+    assert list(frame) == [
+        "method",
+        "title",
+        "dataset",
+        "partition",
+        "head",
+        "setting",
+        "lr",
+        "value",
+        "state",
+        "chosen",
+    ]
     assert frame[["method", "title", "setting"]].drop_duplicates().to_numpy().tolist() == [["fedvpt", "FedVPT", "m=2"]]
     assert frame["lr"].tolist() == [0.1, 0.03, 0.3]
     assert frame["state"].tolist() == ["complete", "failed", "complete"]
@@ -81,5 +94,11 @@ def test_the_frame_needs_nothing_but_mlflow(bench: Bench, suite: Suite, uri: str
 
 def test_the_frame_shows_the_study_that_ended_last(bench: Bench, suite: Suite, uri: str) -> None:
     bench.tune(suite, uri=uri)
-    bench.tune(a_suite(**tune(grid={"lr": [0.1, 0.3]})), uri=uri)
+    bench.tune(a_suite(**tune(grid={"lr": [0.1, 0.3], "head_lr": []}, trials=2)), uri=uri)
     assert tuning_frame(uri, suite)["lr"].tolist() == [0.1, 0.3]
+
+
+def test_the_frame_of_a_suite_shows_equal_studies_of_others(bench: Bench, suite: Suite, uri: str) -> None:
+    bench.tune(dataclasses.replace(suite, name="whole"), uri=uri)
+    assert tuning_frame(uri, suite)["lr"].tolist() == [0.1, 0.03, 0.3]
+    assert tuning_frame(uri, a_suite(**tune(seeds=[103]))).empty

@@ -1,5 +1,6 @@
 """Studies from proposal to tuned file: with cells that train nothing, and once for real."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.run_folders import new_store
+from support.run_folders import done_folder, new_store
 from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_trials, tune
 
 from fedprompt.harness.cells import run as cell_run
@@ -57,7 +58,44 @@ def test_every_value_is_tried_once_and_the_best_chosen(bench: Bench, suite: Suit
     assert bench.trials(only_search(suite)) == [(0.1, "COMPLETE"), (0.03, "COMPLETE"), (0.3, "COMPLETE")]
     [tuned] = read_tuned(tuned_path(suite, bench.out))
     assert (tuned.key, tuned.params, tuned.value, tuned.default_value) == (KEY, {"lr": 0.3}, 0.7, 0.5)
-    assert (tuned.finished, tuned.failed, tuned.seeds) == (3, 0, (100,))
+    assert (tuned.trials, tuned.finished, tuned.failed, tuned.seeds) == (3, 3, 0, (100,))
+    assert (tuned.at_edge, tuned.untried, tuned.repeat) == (("lr",), ("lr",), ())
+
+
+def test_the_best_at_an_edge_leads_beyond_it(bench: Bench) -> None:
+    bench.accuracy |= {0.948683: 0.8, 3.0: 0.1}
+    suite = a_suite(**tune(trials=5))
+    bench.tune(suite)
+    assert bench.rates == [0.1, 0.03, 0.3, 0.948683, 3.0]
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert (tuned.params, tuned.at_edge, tuned.untried) == ({"lr": 0.948683}, (), ())
+
+
+def test_what_a_tuning_seed_alone_would_have_chosen_is_recorded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {(0.1, 101): 0.8, (0.3, 101): 0.7}
+
+    def finish(cell: Cell) -> Path:
+        accuracy = values.get((cell.params["lr"], cell.seed), bench.accuracy[cell.params["lr"]])
+        return done_folder(bench.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
+
+    monkeypatch.setattr(bench, "finish", finish)
+    suite = a_suite(**tune(seeds=[100, 101]))
+    bench.tune(suite)
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert tuned.params == {"lr": 0.3}
+    assert tuned.repeat == (
+        {"seed": 100, "params": {"lr": 0.3}, "loss": 0.0},
+        {"seed": 101, "params": {"lr": 0.1}, "loss": 0.05},
+    )
+
+
+def test_the_value_is_the_mean_over_the_readings(bench: Bench, suite: Suite) -> None:
+    search = dataclasses.replace(only_search(suite), readings=("average", "average_ft"))
+    [cell] = search.cells({"lr": 0.1})
+    folder = bench.finish(cell)
+    (folder / "summary.json").write_text('{"average": 0.5, "average_ft": 0.7}')
+    result = tune_module._result(search, {"lr": 0.1}, [CellOutcome(cell, folder)])
+    assert result.value == pytest.approx(0.6)
 
 
 def test_the_value_is_the_mean_over_the_tuning_seeds(bench: Bench) -> None:
@@ -212,6 +250,7 @@ def test_a_cell_that_another_process_finishes_meanwhile_is_not_run_again(
     assert list(execute([cell], Site(bench.out), lambda _: None)) == [CellOutcome(cell, run_folder(bench.out, cell))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_several_processes_run_every_cell_once(tmp_path: Path, kill: bool) -> None:
     """A process that is killed leaves the cell that it was running to the other; nothing that was finished is rerun."""
@@ -289,11 +328,12 @@ seeds = [0]
 backbone = "micro-vit"
 weights = "random"
 protocol = { rounds = 1, epochs = 1, last = 1 }
-tune = { trials = 2, grid = { lr = [0.01, 0.1] }, protocol = { val_fraction = 0.5 } }
+tune = { trials = 2, grid = { lr = [0.01, 0.1], head_lr = [] }, protocol = { val_fraction = 0.5 } }
 settings = [{ table = "T", dataset = "glyph-domains", partition = "domains:m=6,shots=2,test_shots=1" }]
 """
 
 
+@pytest.mark.slow
 def test_from_command_to_tuned_cells(tmp_path: Path, shared_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mini.toml").write_text(MINI)
     new_store(tmp_path)

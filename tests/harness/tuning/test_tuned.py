@@ -13,27 +13,41 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli import main
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tuning.tuned import Tuned, load_tuned, read_tuned, tuned_path, with_tuned, write_tuned
+from fedprompt.harness.tuning.search import KEY_NAMES, searches
+from fedprompt.harness.tuning.tuned import (
+    Tuned,
+    load_tuned,
+    read_tuned,
+    tuned_path,
+    tuning_notes,
+    with_tuned,
+    write_tuned,
+)
 
 RESULTS = Path(__file__).parents[3] / "results"
 
 
 def entry(suite: Suite, **changes: Any) -> Tuned:
     search = only_search(suite)
-    method, dataset, partition = search.key
     values = {
-        "method": method,
-        "dataset": dataset,
-        "partition": partition,
+        **dict(zip(KEY_NAMES, search.key, strict=True)),
         "params": {"lr": 0.3},
         "study": search.name,
+        "setup": search.setup,
         "value": 0.75,
         "default_value": 0.5,
+        "trials": 4,
         "finished": 3,
-        "failed": 0,
+        "failed": 1,
         "seeds": (100, 101),
-        "sampler": "grid",
-        "code": "0.1.0",
+        "at_edge": ("lr",),
+        "untried": (),
+        "repeat": (
+            {"seed": 100, "params": {"lr": 0.3}, "loss": 0.0},
+            {"seed": 101, "params": {"lr": 0.1}, "loss": 0.02},
+        ),
+        "sampler": "pattern",
+        "code": search.base[0].code,
     }
     return Tuned(**(values | changes))
 
@@ -59,23 +73,36 @@ def test_the_file_does_not_depend_on_the_order_of_studies(tmp_path: Path) -> Non
 
 
 def test_the_file_reads_well(tmp_path: Path) -> None:
-    write_tuned(tmp_path / "a.toml", [entry(a_suite(), study="mini/fedvpt")])
+    write_tuned(tmp_path / "a.toml", [entry(a_suite(), study="mini/fedvpt", setup="123", head="local", code="0.1.0")])
     assert (tmp_path / "a.toml").read_text().splitlines()[1:] == [
+        "",
+        "format = 2",
         "",
         "[[study]]",
         'method = "fedvpt"',
         'dataset = "glyph-domains"',
         'partition = "domains:m=2"',
+        'head = "local"',
         'study = "mini/fedvpt"',
+        'setup = "123"',
         "value = 0.75",
         "default_value = 0.5",
+        "trials = 4",
         "finished = 3",
-        "failed = 0",
+        "failed = 1",
         "seeds = [",
         "    100,",
         "    101,",
         "]",
-        'sampler = "grid"',
+        "at_edge = [",
+        '    "lr",',
+        "]",
+        "untried = []",
+        "repeat = [",
+        "    { seed = 100, params = { lr = 0.3 }, loss = 0.0 },",
+        "    { seed = 101, params = { lr = 0.1 }, loss = 0.02 },",
+        "]",
+        'sampler = "pattern"',
         'code = "0.1.0"',
         "",
         "[study.params]",
@@ -87,8 +114,8 @@ def test_the_file_reads_well(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[study]", "cannot be read"),
-        ("date = 1", "unknown key in"),
-        ("[[study]]\nmethod = 'fedvpt'", "lacks 'dataset'"),
+        ("format = 2\ndate = 1", "unknown key in"),
+        ("format = 2\n[[study]]\nmethod = 'fedvpt'", "lacks 'dataset'"),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -112,7 +139,42 @@ def test_cells_use_tuned_values(tmp_path: Path, capsys: pytest.CaptureFixture[st
     write(a_suite(), tmp_path)
     cells = with_tuned(a_suite(), tmp_path).cells()
     assert [(cell.seed, cell.phase, cell.params["lr"]) for cell in cells] == [(0, "final", 0.3), (1, "final", 0.3)]
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.startswith("2 of 2 cells use tuned values from")
+
+
+def test_values_serve_suites_that_search_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `paper` and the suites that it includes do."""
+    setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2, 3]}
+    part, whole = a_suite(), dataclasses.replace(a_suite(settings=[setting]), name="whole")
+    write_tuned(tuned_path(whole, tmp_path), [entry(part)])
+    assert {cell.params["lr"] for cell in with_tuned(part, tmp_path).cells()} == {0.3}
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"2 of 2 cells use tuned values from {tmp_path}/tuned/whole.toml")
+    tuned_path(whole, tmp_path).rename(tuned_path(part, tmp_path))
+    assert [cell.params["lr"] for cell in with_tuned(whole, tmp_path).cells()] == [0.3, 0.3, 0.1, 0.1]
+    assert with_tuned(dataclasses.replace(a_suite(protocol={"epochs": 2}), name="x"), tmp_path).tuned == {}
+
+
+def test_the_suites_own_values_come_first(tmp_path: Path) -> None:
+    write_tuned(tmp_path / "tuned" / "a.toml", [entry(a_suite(), params={"lr": 0.03})])
+    write(a_suite(), tmp_path)
+    assert with_tuned(a_suite(), tmp_path).cells()[0].params["lr"] == 0.3
+
+
+def test_paper_serves_the_suites_that_it_includes() -> None:
+    whole = {search.key: search.setup for search in searches(load_suite("paper"))}
+    for name in ("paper-domainnet", "paper-cifar100", "paper-unseen", "paper-ablation", "paper-vsweep"):
+        parts = {search.key: search.setup for search in searches(load_suite(name))}
+        assert parts
+        assert parts.items() <= whole.items()
+
+
+def test_a_file_of_another_format_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(a_suite(), tmp_path)
+    path = tuned_path(a_suite(), tmp_path)
+    path.write_text(path.read_text().replace("format = 2", ""))
+    assert with_tuned(a_suite(), tmp_path).tuned == {}
+    assert capsys.readouterr().err.startswith(f"warning: {path} was written by another version and is not used")
 
 
 def test_a_variant_keeps_what_it_fixes_itself(tmp_path: Path) -> None:
@@ -131,8 +193,8 @@ def test_values_tuned_for_another_state_of_the_suite_are_used_with_a_warning(
     write(a_suite(), tmp_path)
     changed = a_suite(protocol={"epochs": 2})
     assert with_tuned(changed, tmp_path).cells()[0].params["lr"] == 0.3
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: 1 of 1 choices in")
+    warning, _ = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: 1 of 1 choices in")
 
 
 def test_a_parameter_that_the_method_lacks_is_refused(tmp_path: Path) -> None:
@@ -167,11 +229,32 @@ def test_untuned_leaves_the_file_alone(
     assert ran == [0.3, 0.3, 0.1, 0.1]
 
 
+@pytest.mark.xfail(strict=True, reason="the committed file has the old format until the suite is tuned again")
 def test_the_committed_file_can_be_used() -> None:
     suite = with_tuned(load_suite("embedded"), RESULTS)
-    assert len(suite.tuned) == len(read_tuned(tuned_path(suite, RESULTS))) == 65
+    assert 0 < len(suite.tuned) == len(read_tuned(tuned_path(suite, RESULTS)))
 
 
+# -- what the report says -------------------------------------------------------------------------------------------
+
+
+def test_notes_say_how_often_choices_lie_at_an_edge_and_repeat() -> None:
+    settled = entry(a_suite(), at_edge=(), untried=("head_lr",), failed=0)
+    assert tuning_notes([entry(a_suite()), settled]) == [
+        "2 studies of 4 trials each; 1 of 8 trials failed and counted as the worst.",
+        "1 of 2 choices lie at an edge of the tried rates (lr 1); around 1 others the trials ended before every "
+        "neighbouring value was tried.",
+        "A tuning seed alone would have chosen the same point in 2 of 4 cases; its choices lose 1.0 points of "
+        "validation accuracy on average, 2.0 at most.",
+    ]
+    assert tuning_notes([]) == []
+
+
+def test_notes_admit_that_one_seed_shows_no_repetition() -> None:
+    assert tuning_notes([entry(a_suite(), repeat=())])[-1].startswith("With one tuning seed nothing can be said")
+
+
+@pytest.mark.slow
 def test_neither_optuna_nor_mlflow_is_loaded_to_use_tuned_values() -> None:
     code = "import sys, fedprompt.harness.tuning.tuned; print(sys.modules.keys() & {'optuna', 'mlflow'})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,62 @@
+"""What is searched of each method: all of its rates, and the parameters that it declares a grid for."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.fields import build, is_rate
+from fedprompt.methods import Method, registry
+
+
+def search_space(method: str, suite_grid: Mapping[str, Any], where: str) -> dict[str, tuple[Any, ...]]:
+    """The values that each searched parameter may start from, rates first.
+
+    A list in ``suite_grid`` replaces the method's, and an empty one excludes the parameter. Rates are searched without
+    any list, too.
+    """
+    cls = registry().get(method)
+    space: dict[str, tuple[Any, ...]] = {}
+    for field in sorted(fields(cls.Params), key=lambda field: not is_rate(field.name)):
+        values = suite_grid.get(field.name, field.metadata.get("grid", ()))
+        if not isinstance(values, list | tuple):
+            raise UserError(f"{where}: {field.name} = {values!r} is not a list of values.")
+        text = f"{where} for {method}"
+        checked = [getattr(build(cls.Params, {field.name: value}, text), field.name) for value in values]
+        if checked or (field.name not in suite_grid and is_rate(field.name) and _has_effect(cls, field.name)):
+            space[field.name] = tuple(dict.fromkeys(checked))
+    return space
+
+
+def _has_effect(cls: type[Method], rate: str) -> bool:
+    """On frozen features nothing but the head is trained, so `lr` is already its rate."""
+    return rate != "head_lr" or cls.needs != {"features"}
+
+
+def bounds(method: str, name: str) -> tuple[float, float]:
+    """The least and the greatest value that the method allows."""
+    metadata = next(field.metadata for field in fields(registry().get(method).Params) if field.name == name)
+    low, high = metadata.get("low"), metadata.get("high")
+    return float("-inf") if low is None else low, float("inf") if high is None else high
+
+
+def space_table() -> str:
+    """The search spaces of all methods, in Markdown, as docs/tuning.md shows them."""
+    lines = ["| method | lr, first values | other rates, first value | other parameters, values |", "| --- " * 4 + "|"]
+    for method in registry().names():
+        space, defaults = search_space(method, {}, method), registry().get(method).Params()
+        rates = [f"{name} {_text(getattr(defaults, name))}" for name in space if is_rate(name) and name != "lr"]
+        others = [f"{name} {_listed(space[name])}" for name in space if not is_rate(name)]
+        first = dict.fromkeys((defaults.lr, *space["lr"])) if "lr" in space else ()
+        lines.append(f"| {method} | {_listed(first)} | {'; '.join(rates)} | {'; '.join(others)} |")
+    return "\n".join(lines)
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(map(_text, values))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "= lr"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

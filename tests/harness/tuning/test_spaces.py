@@ -1,0 +1,26 @@
+"""What is searched of each method."""
+
+from pathlib import Path
+
+from fedprompt.harness.core.fields import is_rate
+from fedprompt.harness.tuning.spaces import search_space, space_table
+from fedprompt.methods import registry
+
+DOCS = Path(__file__).parents[3] / "docs" / "tuning.md"
+
+
+def test_every_rate_of_every_method_is_searched() -> None:
+    for method in registry().names():
+        cls = registry().get(method)
+        rates = {name for name in cls.Params.__dataclass_fields__ if is_rate(name)}
+        if cls.needs == {"features"}:  # nothing but a head: lr is its rate
+            rates.discard("head_lr")
+        assert rates <= search_space(method, {}, "here").keys()
+
+
+def test_a_suite_may_exclude_a_rate() -> None:
+    assert list(search_space("pfedpg", {"head_lr": [], "gen_lr": []}, "here")) == ["lr"]
+
+
+def test_the_documented_spaces_are_those_of_the_methods() -> None:
+    assert space_table() in DOCS.read_text(), f"docs/tuning.md should show\n\n{space_table()}"
