@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
@@ -23,6 +24,14 @@ from fedprompt.harness.federation.schedule import (
 )
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import Method, State
+
+
+class DivergedError(UserError):
+    """Training left the range of numbers. The rate is too high for the method, the data or the backbone."""
+
+    def __init__(self, round_: int, client: int) -> None:
+        where = f"diverged in round {round_}, client {client}"
+        super().__init__(f"{where}: loss or trained tensors are not finite; lower the learning rates.")
 
 
 @dataclass
@@ -126,6 +135,7 @@ class Federation:
         """What ``clients`` hold after local training, statistics for the server included, and numbers to log."""
         stages = self.method.stages(self.protocol.epochs)
         trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
+        _require_finite(trained, loss, clients, round_)
         trained |= self.method.end_visit(trained, self.data.ordered(clients, "train", self.protocol.batch_size))
         return trained, {**self.diagnostics(trained, clients, round_), "loss": loss}
 
@@ -163,6 +173,14 @@ class Federation:
         uniform = self.protocol.agg_weights == "uniform"
         sizes = torch.tensor([1 if uniform else self.data.size(c) for c in clients], dtype=torch.float64)
         return (sizes / sizes.sum()).to(self.data.device)
+
+
+def _require_finite(trained: State, loss: Tensor, clients: Sequence[int], round_: int) -> None:
+    """A client whose loss or tensors are no longer numbers ends the run: nothing after it would mean anything."""
+    tensors = [tensor.flatten(1) for tensor in trained.values() if tensor.is_floating_point() and tensor.dim() > 0]
+    finite = torch.stack([loss.isfinite(), *(tensor.isfinite().all(1) for tensor in tensors)]).all(0)
+    if not bool(finite.all()):
+        raise DivergedError(round_, clients[int(finite.logical_not().nonzero()[0, 0])])
 
 
 def payload_of(state: State) -> Payload:

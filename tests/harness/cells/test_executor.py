@@ -24,6 +24,15 @@ def test_one_failing_cell_fails_alone(toy_cell: Cell, tmp_path: Path) -> None:
     assert not outcomes[0].folder.exists()
 
 
+def test_a_diverged_cell_stops_alone_and_says_where(toy_cell: Cell, tmp_path: Path) -> None:
+    diverging = dataclasses.replace(toy_cell, params={**toy_cell.params, "lr": 1e38})
+    for _ in range(2):  # a second call meets the same end, not a damaged folder
+        first, second = execute([diverging, toy_cell], Site(tmp_path), silent)
+        assert first.error.startswith("diverged in round 1, client ")
+        assert not (first.folder / "done").exists()
+        assert not second.error
+
+
 def test_a_crash_inside_training_is_kept_as_the_reason(
     toy_cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
