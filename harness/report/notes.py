@@ -108,8 +108,10 @@ def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
     return f"tuned on held-out data: {count} of {len(cells)} cells"
 
 
-def _first_tuned(suite: Suite, *place: str) -> Mapping[str, Any] | None:
-    return next((suite.tuned[(*place, head)] for head in ("local", "global") if (*place, head) in suite.tuned), None)
+def _first_tuned(suite: Suite, method: str, dataset: str, partition: str) -> Mapping[str, Any] | None:
+    """The values for a local head, or else those for a global one."""
+    keys = [(method, dataset, partition, head) for head in ("local", "global")]
+    return next((suite.tuned[key] for key in keys if key in suite.tuned), None)
 
 
 def _values(values: Mapping[str, Any] | None) -> str:

@@ -26,7 +26,8 @@ ROUNDS = {"rounds": 2, "last": 2}
 
 
 def rows(*methods: str) -> tuple[Row, ...]:
-    return tuple(Row(method, registry().get(method).title, method) for method in methods)
+    resolved = [(key, *registry().resolve(key)) for key in methods]
+    return tuple(Row(key, registry().title(key), method, policy=policy) for key, method, policy in resolved)
 
 
 def a_setting(label: str = "m=1", methods: Sequence[str] = ("head-tune", "fedvpt"), **change: Any) -> Setting:
