@@ -1,6 +1,6 @@
 """What is searched of each method: all of its rates, and the parameters that it declares a grid for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -40,10 +40,10 @@ def bounds(method: str, name: str) -> tuple[float, float]:
     return float("-inf") if low is None else low, float("inf") if high is None else high
 
 
-def space_table() -> str:
-    """The search spaces of all methods, in Markdown, as docs/tuning.md shows them."""
+def space_table(methods: Iterable[str]) -> str:
+    """The search spaces of ``methods``, in Markdown, as docs/tuning.md shows them."""
     lines = ["| method | lr, first values | other rates, first value | other parameters, values |", "| --- " * 4 + "|"]
-    for method in registry().names():
+    for method in methods:
         space, defaults = search_space(method, {}, method), registry().get(method).Params()
         rates = [f"{name} {_text(getattr(defaults, name))}" for name in space if is_rate(name) and name != "lr"]
         others = [f"{name} {_listed(space[name])}" for name in space if not is_rate(name)]

@@ -164,6 +164,8 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     path = tuned_path(suite, out)
     files = sorted(path.parent.glob("*.toml"), key=lambda file: (file != path, file.name))
     choices = [Choice(entry, file) for file in files for entry in read_tuned(file)]
+    if not choices:
+        return []
     setups = {search.key: search.setup for search in searches(suite)}
     by_key: dict[Key, Choice] = {}
     for choice in choices:
@@ -194,10 +196,12 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
         count = sum(cell_key(cell) in tuned for cell in cells)
         files = ", ".join(dict.fromkeys(str(file) for _, file in choices))
         _tell(f"{count} of {len(cells)} cells use tuned values from {files} (--untuned: none)")
-    return replace(suite, tuned=tuned)
+    return replace(suite, tuned=tuned) if tuned else suite
 
 
 def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
+    if not choices:
+        return
     current = {search.key: (search.setup, search.base[0].code) for search in searches(suite)}
     outdated = [choice for choice in choices if choice.entry.state != current.get(choice.entry.key)]
     if outdated:

@@ -6,74 +6,69 @@ import pytest
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.federation.schedule import (
-    AdaptationEpochs,
-    Evaluation,
-    Group,
-    Round,
-    adaptation_epochs,
-    schedule,
-)
-from fedprompt.methods import Method
+from fedprompt.harness.federation.schedule import Evaluation, Group, Round, adaptation_epochs, schedule
 from fedprompt.methods.fedvpt import FedVPT
-from fedprompt.methods.head_tune import HeadTune
-from fedprompt.methods.head_tune_ft import HeadTuneFT
-
-NOBODY_ADAPTS = AdaptationEpochs(0, 0)
 
 
-def rounds(
-    protocol: Protocol, unseen: tuple[int, ...] = (), adaptation: AdaptationEpochs = NOBODY_ADAPTS
-) -> list[Round]:
-    return list(schedule(protocol, 0, [0, 1, 3], unseen, stack=2, adaptation=adaptation))
+def rounds(unseen: tuple[int, ...] = (), **protocol: Any) -> list[Round]:
+    return list(schedule(Protocol(**{"head": "global", **protocol}), 0, [0, 1, 3], unseen, stack=2))
+
+
+def epochs_by_client(evaluation: Evaluation) -> dict[int, int]:
+    return {client: group.epochs for stack in evaluation.stacks for group in stack for client in group.clients}
 
 
 def test_everybody_trains_in_stacks_and_the_last_rounds_are_evaluated() -> None:
     stacks = ((Group((0, 1), 0),), (Group((3,), 0),))
-    assert rounds(Protocol(rounds=3, last=1, eval_every=2)) == [
+    assert rounds(rounds=3, last=1, eval_every=2) == [
         Round(1, (0, 1, 3), ((0, 1), (3,))),
-        Round(2, (0, 1, 3), ((0, 1), (3,)), (Evaluation("test", stacks),)),
-        Round(3, (0, 1, 3), ((0, 1), (3,)), (Evaluation("test", stacks),)),
+        Round(2, (0, 1, 3), ((0, 1), (3,)), (Evaluation("global", "test", stacks),)),
+        Round(3, (0, 1, 3), ((0, 1), (3,)), (Evaluation("global", "test", stacks),)),
     ]
 
 
+def test_a_second_reading_fine_tunes_every_client() -> None:
+    [scheduled] = rounds(rounds=1, epochs=2, finetune_epochs=3)
+    plain, finetuned = scheduled.evaluations
+    assert (plain.policy, epochs_by_client(plain)) == ("global", {0: 0, 1: 0, 3: 0})
+    assert (finetuned.policy, epochs_by_client(finetuned)) == ("global_then_ft", {0: 3, 1: 3, 3: 3})
+
+
 def test_only_reported_rounds_are_swept() -> None:
-    evaluated = [r.evaluations for r in rounds(Protocol(rounds=4, last=1, eval_every=2, sweep=True))]
+    evaluated = [scheduled.evaluations for scheduled in rounds(rounds=4, last=1, eval_every=2, sweep=True)]
     assert [[evaluation.sweep for evaluation in each] for each in evaluated] == [[], [False], [], [True]]
 
 
-def test_strangers_adapt_until_they_take_part() -> None:
-    protocol = Protocol(rounds=30, participation=0.3, last=30)
+def test_strangers_adapt_a_local_head_until_they_take_part() -> None:
     participants: set[int] = set()
-    for scheduled in rounds(protocol, adaptation=AdaptationEpochs(1, 5)):
+    for scheduled in rounds(head="local", rounds=30, epochs=5, participation=0.3, last=30):
         participants.update(scheduled.cohort)
-        (evaluation,) = scheduled.evaluations
-        epochs = {client: group.epochs for stack in evaluation.stacks for group in stack for client in group.clients}
-        assert epochs == {client: 1 if client in participants else 5 for client in (0, 1, 3)}
+        [evaluation] = scheduled.evaluations
+        assert epochs_by_client(evaluation) == {client: 0 if client in participants else 5 for client in (0, 1, 3)}
     assert participants == {0, 1, 3}
 
 
 def test_unseen_clients_come_once_at_the_end() -> None:
-    *earlier, last = rounds(Protocol(rounds=2, epochs=4, last=2, val_fraction=0.1), unseen=(2, 4, 5))
+    *earlier, last = rounds(unseen=(2, 4, 5), head="local", rounds=2, epochs=4, last=2, val_fraction=0.1)
     assert [len(scheduled.evaluations) for scheduled in earlier] == [1]
-    assert last.evaluations[1] == Evaluation("val", ((Group((2, 4), 4),), (Group((5,), 4),)), newcomers=True)
+    stacks = ((Group((2, 4), 4),), (Group((5,), 4),))
+    assert last.evaluations[1] == Evaluation("local", "val", stacks, newcomers=True)
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "epochs"),
+    ("policy", "options", "epochs"),
     [
-        (FedVPT, {}, (0, 2)),
-        (FedVPT, {"never_sampled": "as_is"}, (0, 0)),
-        (FedVPT, {"eval_ft_epochs": 3}, (3, 2)),
-        (HeadTune, {}, (0, 0)),  # nothing is personal
-        (HeadTuneFT, {}, (2, 2)),
+        ("local", {}, (0, 2, 2)),
+        ("local", {"never_sampled": "as_is"}, (0, 0, 2)),
+        ("global", {"finetune_epochs": 3}, (0, 0, 0)),  # the server's head is used as it is
+        ("global_then_ft", {"finetune_epochs": 3}, (3, 3, 3)),
     ],
 )
-def test_who_adapts_before_an_evaluation(
-    method: type[Method], options: dict[str, Any], epochs: tuple[int, int]
+def test_participants_strangers_and_newcomers_adapt_by_the_policy(
+    policy: str, options: dict[str, Any], epochs: tuple[int, int, int]
 ) -> None:
-    federation = toy_federation(method, epochs=2, **options)
-    assert adaptation_epochs(federation.method, federation.protocol) == epochs
+    protocol = Protocol(epochs=2, head="local" if policy == "local" else "global", **options)
+    assert adaptation_epochs(protocol, policy) == epochs
 
 
 def test_a_resumed_run_goes_on_with_the_same_rounds() -> None:
