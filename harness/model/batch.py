@@ -25,6 +25,7 @@ class Batch:
     rngs: Sequence[torch.Generator]  # one a client: its noise is its own, whoever trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
+    head_inputs: Tensor | None = None  # (K, B, d): `Method.head_inputs`, where only the head trains and they are known
 
     @cached_property
     def mask(self) -> Tensor:

@@ -120,9 +120,10 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
 
 def _lines(entries: Sequence[Planned], cell_plans: Mapping[str, CellPlan]) -> dict[tuple[str, ...], list[CellPlan]]:
     lines: dict[tuple[str, ...], list[CellPlan]] = {}
-    for setting, row, cell in entries:
+    for setting, row, _, cell in entries:
         line = lines.setdefault((setting.table, setting.label, row.key, row.title), [])
-        line.append(cell_plans[cell.hash])
+        if cell_plans[cell.hash] not in line:  # read under two policies, trained once
+            line.append(cell_plans[cell.hash])
     return lines
 
 

@@ -26,7 +26,7 @@ import pandas as pd
 from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.cells.folder import is_done
 from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.federation.metrics import per_round, with_accuracy
+from fedprompt.harness.federation.metrics import per_round, trained_reading
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, is_database, public
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _curves(folder: Path) -> dict[int, dict[Any, float]]:
     """The same numbers, to the bit, that a running cell tells round by round."""
     with (folder / "rounds.csv").open(newline="") as file:
         logs = {int(row["round"]): row for row in csv.DictReader(file)}
-    accuracy = per_round(with_accuracy(pd.read_csv(folder / "records.csv")))
+    accuracy = per_round(trained_reading(pd.read_csv(folder / "records.csv")))
     seen = accuracy.to_dict("index")
     return {
         round_: {**{name: float(row[name]) for name in row if _is_curve(name)}, **seen.get(round_, {})}
