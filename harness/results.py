@@ -15,7 +15,7 @@ from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.cells.folder import is_done
 from fedprompt.harness.cells.suite import Row
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.metrics import with_accuracy
+from fedprompt.harness.federation.metrics import per_client
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
 from fedprompt.methods import registry
 
@@ -29,7 +29,7 @@ ORDER = ["dataset", "partition", "method", "seed", "cell"]  # of rows
 
 
 def read_records(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.DataFrame:
-    """One row per finished run, evaluated round and client: what the run is, the client's counts and its accuracy.
+    """One row per finished run, evaluated round, reading and client: what the run is, its counts and its accuracy.
 
     ``source`` is a results folder, or the URI of an MLflow server or database (`sqlite:///...`, `http://...`).
     Only runs of ``cells`` are read, by default all there are.
@@ -37,7 +37,7 @@ def read_records(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.
 
     def records(cell: Cell, folder: Path) -> pd.DataFrame:
         frame = pd.read_csv(folder / "records.csv", dtype={"partition": str})
-        frame = with_accuracy(frame.rename(columns={"partition": "partition_hash"}).drop(columns="seed"))
+        frame = per_client(frame.rename(columns={"partition": "partition_hash"}).drop(columns="seed"))
         return frame.assign(**_identity(cell))[[*IDENTITY, *frame.columns]]
 
     frames = list(_read(source, cells, "records.csv", records))

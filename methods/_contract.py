@@ -10,7 +10,7 @@ personal tensors together, for several clients at once: every tensor has a leadi
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,8 @@ class Task:
 
     class_names: tuple[str, ...]
     train_counts: Tensor  # (clients, classes): each client's own label statistics
+    head: str = "global"  # who owns the head: `local` (each client) or `global` (the server)
+    examples: Tensor = field(default_factory=lambda: torch.empty(0))  # a few training images, uint8, (n, 3, h, w)
 
     @property
     def num_classes(self) -> int:
@@ -58,6 +60,9 @@ class Method(ABC):
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
     Params: ClassVar[type]
+    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global or global_then_ft
+    # Whether what the head reads is the same in every epoch of an adaptation, so that `head_inputs` is asked for it once.
+    fixed_inputs: ClassVar[bool] = False
     # Trained tensors through which the loss deliberately stops a gradient (a transport plan, mixing weights), and why.
     # `fedprompt check` compares the gradient of every other one with finite differences.
     stop_gradients: ClassVar[Mapping[str, str]] = {}
@@ -140,16 +145,16 @@ class Method(ABC):
         return {}
 
     def adaptation(self, epochs: int) -> Stage:
-        """What a client that never took part trains of its copy of theta: the head, with all else fixed."""
+        """How clients fit a copy of the head, with all else fixed, where the policy of the head says so."""
         return Stage("adapt", {k: lr for k, lr in self.rates().items() if k.startswith("head.")}, epochs)
 
-    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
-        """What a client kept out of all rounds trains of what `newcomer` sent it: by default the adaptation."""
-        return [self.adaptation(epochs)]
+    def head_inputs(self, theta: State, batch: Batch) -> Tensor:
+        """What the head reads, (K, B, d); the loss finds it as ``batch.head_inputs`` in stage "adapt"."""
+        raise NotImplementedError  # called with fixed_inputs only
 
-    def finetune_before_evaluation(self) -> bool:
-        """Whether every client runs the adaptation, on a copy, before it is evaluated."""
-        return False
+    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:  # noqa: ARG002
+        """What a client kept out of all rounds trains of what `newcomer` sent it, before and without its head."""
+        return []
 
     # -- what travels ---------------------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
-"""What prompt methods have in common: a linear head, local or global, and how prompts are drawn."""
+"""What prompt methods have in common: a linear head, local or global, and how prompts begin."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +15,9 @@ from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Method, State
 
-HEAD_MODES = ("local", "global", "global_then_ft")
 HEAD_INITS = ("torch_default", "kaiming_fan_out", "zeros")
+PROMPT_INITS = ("vpt", "small", "tokens")
+SMALL = 0.1  # of VPT's range
 
 
 def revised(params: type, name: str, **changes: Any) -> Any:
@@ -26,19 +29,20 @@ def revised(params: type, name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class HeadParams:
-    lr: float = option(0.01, "learning rate of everything that trains", low=0, paper="0.01", grid=(0.01, 0.05, 0.1))
+    lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1))
+    head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0, paper="none")
     head_init: str = option("torch_default", "first draw of the head, the same for every client", choices=HEAD_INITS)
 
 
 @dataclass(frozen=True)
 class PromptParams(HeadParams):
-    head_mode: str = option(
-        "local",
-        "who owns the head: the client, the server, or the server with fine-tuning before evaluation",
-        choices=HEAD_MODES,
-        paper="local",
-    )
     length: int = option(10, "prompt tokens (of each prompted block)", low=0, paper="10")
+    init: str = option(
+        "vpt",
+        "first values of prompts: VPT's draw, a tenth of it, or a tenth of it around the mean of the block's own tokens",
+        choices=PROMPT_INITS,
+        paper="vpt",
+    )
 
 
 def head_init(rule: str, classes: int, width: int, rng: torch.Generator) -> State:
@@ -75,9 +79,11 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 class HeadedMethod(Method):
     """Shared prompts (if any) and a linear head. Subclasses give the prompts and the feature."""
 
+    paper_policy: ClassVar[str] = "local"
+
     @property
-    def head_mode(self) -> str:
-        return str(self.params.head_mode)
+    def local_head(self) -> bool:
+        return self.task.head == "local"
 
     def prompted_blocks(self, name: str) -> int:
         """The depth that parameter ``name`` asks for, where 0 means all blocks of the backbone."""
@@ -105,18 +111,51 @@ class HeadedMethod(Method):
         return head_init(self.params.head_init, self.task.num_classes, self.backbone.width, rng)
 
     def init_server(self, rng: torch.Generator) -> State:
-        head, prompts = self._head(rng), self.init_prompts(rng)  # drawn alike in every head mode and by every method
-        return prompts if self.head_mode == "local" else {**prompts, **head}
+        head, prompts = self._head(rng), self.init_prompts(rng)  # drawn alike under every policy and by every method
+        return prompts if self.local_head else {**prompts, **head}
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
-        return self._head(rng) if self.head_mode == "local" else {}
+        return self._head(rng) if self.local_head else {}
+
+    def draw_prompts(self, shape: tuple[int, ...], rng: torch.Generator, blocks: Sequence[int]) -> Tensor:
+        """First values (..., d) of the prompts that enter ``blocks``, one per index of the first axis or one for all.
+
+        With `tokens` the draw stays, smaller: rows that began alike would have equal gradients and stay alike.
+        """
+        draw = prompt_init(shape, self.backbone.patch_size, rng)
+        if self.params.init == "vpt":
+            return draw
+        if self.params.init == "small":
+            return SMALL * draw
+        means = self._token_means[list(blocks)]
+        return SMALL * draw + means.view(-1, *[1] * (len(shape) - 2), shape[-1])
+
+    @cached_property
+    def _token_means(self) -> Tensor:
+        """The mean token that enters each block when nothing is prompted, over the task's examples, (blocks, d)."""
+        vit = self.backbone
+        if vit.device.type == "meta":
+            return torch.zeros(vit.depth, vit.width)
+        if not len(self.task.examples):
+            raise UserError(f"{self.name}: init = 'tokens' needs training images, and the task has none; use init=vpt.")
+        with torch.no_grad():
+            return vit.layer_inputs(self.task.examples.to(vit.device), vit.depth).mean((0, 2)).cpu()
 
     def rates(self) -> dict[str, float]:
-        names = [*self.init_prompts(torch.Generator()), "head.weight", "head.bias"]
-        return dict.fromkeys(names, self.params.lr)
+        return self.rates_of(*self.init_prompts(torch.Generator()))
+
+    def rates_of(self, *prompts: str) -> dict[str, float]:
+        """The rate of the prompts for ``prompts``, and that of the head for the head."""
+        lr, head_lr = self.params.lr, self.params.head_lr
+        head = dict.fromkeys(("head.weight", "head.bias"), lr if head_lr is None else head_lr)
+        return {**dict.fromkeys(prompts, lr), **head}
 
     def logits(self, theta: State, batch: Batch) -> Tensor:
-        return linear(self.features(theta, batch), theta)
+        features = self.features(theta, batch) if batch.head_inputs is None else batch.head_inputs
+        return linear(features, theta)
+
+    def head_inputs(self, theta: State, batch: Batch) -> Tensor:
+        return self.features(theta, batch)
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
         return cross_entropy(self.logits(theta, batch), batch)
@@ -124,9 +163,6 @@ class HeadedMethod(Method):
     def predict(self, theta: State, batch: Batch) -> Tensor:
         return self.logits(theta, batch)
 
-    def finetune_before_evaluation(self) -> bool:
-        return self.head_mode == "global_then_ft"
-
     def payload(self) -> tuple[int, int]:
-        head = 0 if self.head_mode == "local" else self.task.num_classes * (self.backbone.width + 1)
+        head = 0 if self.local_head else self.task.num_classes * (self.backbone.width + 1)
         return self.prompt_floats() + head, self.prompt_floats() + head

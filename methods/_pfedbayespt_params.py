@@ -11,7 +11,7 @@ from fedprompt.methods._token_encoder import ACTIVATIONS
 
 @dataclass(frozen=True)
 class DeterministicParams(PromptParams):
-    head_mode: str = revised(PromptParams, "head_mode", paper="global in Algorithm 1, local for unseen clients")
+    lr: float = revised(PromptParams, "lr", paper="0.01")
     encoder_lr: float = option(
         1e-3, "learning rate of the encoders", low=0, paper="tuned", grid=(1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
     )

@@ -9,11 +9,26 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.methods._contract import Method
 
 GROUP = "fedprompt.methods"
+
+
+class Alias(NamedTuple):
+    """A method under one policy of the head, by the name that papers give it."""
+
+    method: str
+    policy: str
+    title: str
+
+
+ALIASES = {
+    "local-head": Alias("head-tune", "local", "No prompt, local head"),
+    "head-tune-ft": Alias("head-tune", "global_then_ft", "No prompt, fine-tuned head"),
+}
 
 
 class Registry:
@@ -29,6 +44,10 @@ class Registry:
         missing = [name for name in variables if not hasattr(method, name)] + sorted(method.__abstractmethods__)
         if missing:
             raise UserError(f"{source}: {method.__name__} lacks {', '.join(missing)}.")
+        if method.name in ALIASES:
+            raise UserError(
+                f"{source}: method {method.name!r} is another name of {ALIASES[method.name].method!r}; choose another."
+            )
         present = self._methods.get(method.name)
         if present is not None and (present.__module__, present.__qualname__) != (
             method.__module__,
@@ -40,12 +59,28 @@ class Registry:
         self._methods[method.name] = method
 
     def get(self, name: str) -> type[Method]:
+        """The method of this name or alias."""
+        method, _ = self.resolve(name)
+        return self._methods[method]
+
+    def resolve(self, name: str) -> tuple[str, str]:
+        """(method, policy) of a name: an alias stands for a policy of the head, a method's own name for none ("")."""
+        if name in ALIASES:
+            return ALIASES[name].method, ALIASES[name].policy
         if name not in self._methods:
-            raise unknown("method", name, self._methods, "A method of your own: --plugin FILE.")
-        return self._methods[name]
+            raise unknown("method", name, [*self._methods, *ALIASES], "A method of your own: --plugin FILE.")
+        return name, ""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a method or an alias has this name."""
+        return name in self._methods or name in ALIASES
+
+    def title(self, name: str) -> str:
+        """As tables print it."""
+        return ALIASES[name].title if name in ALIASES else self.get(name).title
 
     def names(self) -> list[str]:
-        """In the order of tables."""
+        """In the order of tables, without aliases."""
         return sorted(self._methods, key=lambda name: (self._methods[name].order, name))
 
 

@@ -21,9 +21,7 @@ RANK_TOLERANCE = 1e-6  # singular values below this share of the largest one cou
 
 @dataclass(frozen=True)
 class ProjectionParams:
-    lr: float = option(
-        0.01, "learning rate of everything that trains", low=0, paper="0.01", grid=(0.01, 0.05, 0.1, 0.25)
-    )
+    lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1, 0.25))
     projector: str = option(
         "gram_full",
         "directions removed: the first of all d (official), the first of the prompt's T, or all the prompt has",

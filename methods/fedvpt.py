@@ -1,5 +1,6 @@
-"""FedVPT: one shallow prompt, averaged by the server; each client keeps its own head."""
+"""FedVPT: one shallow prompt, averaged by the server."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,7 +9,12 @@ from torch import Tensor
 from fedprompt.harness.model.backbone import shallow
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
-from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init
+from fedprompt.methods._headed import HeadedMethod, PromptParams, revised
+
+
+@dataclass(frozen=True)
+class SharedParams(PromptParams):
+    lr: float = revised(PromptParams, "lr", paper="0.01")
 
 
 class FedVPT(HeadedMethod):
@@ -18,13 +24,14 @@ class FedVPT(HeadedMethod):
     paper = "Jia et al., Visual Prompt Tuning (ECCV 2022), federated as in pFedPG (ICCV 2023)"
     payload_formula = "T*d each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "prompts"})
-    Params: ClassVar[type] = PromptParams
+    Params: ClassVar[type] = SharedParams
+    fixed_inputs = True
 
     def prompt_floats(self) -> int:
         return int(self.params.length) * self.backbone.width
 
     def init_prompts(self, rng: torch.Generator) -> State:
-        return {"prompt": prompt_init((self.params.length, self.backbone.width), self.backbone.patch_size, rng)}
+        return {"prompt": self.draw_prompts((self.params.length, self.backbone.width), rng, [0])}
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(theta["prompt"]))))

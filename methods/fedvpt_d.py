@@ -10,12 +10,11 @@ from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import FrozenViT, deep
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State, Task
-from fedprompt.methods._headed import PromptParams, prompt_init
-from fedprompt.methods.fedvpt import FedVPT
+from fedprompt.methods.fedvpt import FedVPT, SharedParams
 
 
 @dataclass(frozen=True)
-class DeepParams(PromptParams):
+class DeepParams(SharedParams):
     depth: int = option(0, "prompted blocks, from the first on; 0 means all", low=0, paper="all")
     after_depth: str = option("propagate", "prompt rows after the last prompted block", choices=("propagate", "drop"))
 
@@ -36,7 +35,7 @@ class FedVPTDeep(FedVPT):
 
     def init_prompts(self, rng: torch.Generator) -> State:
         shape = (self.depth, self.params.length, self.backbone.width)
-        return {"prompts": prompt_init(shape, self.backbone.patch_size, rng)}
+        return {"prompts": self.draw_prompts(shape, rng, range(self.depth))}
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         edit = deep(batch.rows(theta["prompts"]), after_depth=self.params.after_depth)

@@ -1,4 +1,8 @@
-"""Head-Tune: one global linear head on the frozen feature, averaged by the server. No prompts."""
+"""No prompt: a linear head on the frozen feature, under any policy of the head. The control of every column.
+
+With a global head it is what papers call Head-Tune. `local-head` and `head-tune-ft` name it under the policies `local`
+and `global_then_ft`.
+"""
 
 from torch import Tensor
 
@@ -11,13 +15,13 @@ class HeadTune(HeadedMethod):
     """Trains on features computed once for each image, so a round costs next to nothing."""
 
     name = "head-tune"
-    title = "Head-Tune"
+    title = "No prompt"
     order = 10
     paper = "baseline of pFedBayesPT (CIKM 2025), section 5"
-    payload_formula = "C*d + C each way"
+    payload_formula = "C*d + C each way with a global head, else 0"
     needs = frozenset({"features"})
     Params = HeadParams
-    head_mode = "global"
+    paper_policy = "global"
 
     def features(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
         return batch.features

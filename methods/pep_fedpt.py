@@ -17,22 +17,18 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
 from fedprompt.harness.model.batch import Batch
-from fedprompt.methods._contract import Stage, State, Task
-from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init, revised
+from fedprompt.methods._contract import State, Task
+from fedprompt.methods._headed import HeadedMethod, PromptParams
 
 
 @dataclass(frozen=True)
 class PEPParams(PromptParams):
-    head_mode: str = revised(PromptParams, "head_mode", default="global", paper="")
     insert_block: int = option(0, "block (from 0) the mixed token enters; 0 means L // 2", low=0, grid=(3, 6, 9))
     tau: float = option(0.1, "temperature of the cosine with the prototypes", low=1e-3, grid=(0.05, 0.1, 0.5))
     smoothing: float = option(0.0, "images added to each class of the prior; 0 masks absent classes", low=0)
     proto_momentum: float = option(0.5, "share of an old prototype the server keeps", low=0, high=1)
     detach_weights: bool = option(True, "no gradient through the mixing weights")
     class_weighted_agg: bool = option(False, "average class prompts by the clients' images of the class")
-    unseen_head: bool = option(
-        True, "a client kept out of training fits a copy of the head; false: it only brings its prior"
-    )
 
 
 class PEPFedPT(HeadedMethod):
@@ -43,6 +39,8 @@ class PEPFedPT(HeadedMethod):
     payload_formula = "(T + 2*C)*d + C*d + C down, C counts more up (without C*d + C if the head is local)"
     needs = frozenset({"images", "prompts"})
     Params = PEPParams
+    paper_policy = "global"
+    fixed_inputs = True
     stop_gradients: ClassVar = {"prompt": "it moves the query, and the mixing weights are constants"}
 
     def __init__(self, params: PEPParams, backbone: FrozenViT, task: Task) -> None:
@@ -54,15 +52,15 @@ class PEPFedPT(HeadedMethod):
     # -- state: prompt (T, d), classes (C, d), prototypes (C, d); nothing stays with a client ----------------------
 
     def init_prompts(self, rng: torch.Generator) -> State:
-        classes, width, patch = self.task.num_classes, self.backbone.width, self.backbone.patch_size
+        classes, width = self.task.num_classes, self.backbone.width
         return {
-            "prompt": prompt_init((self.params.length, width), patch, rng),
-            "classes": prompt_init((classes, width), patch, rng),
+            "prompt": self.draw_prompts((self.params.length, width), rng, [0]),
+            "classes": self.draw_prompts((classes, width), rng, [self.block]),
             "prototypes": torch.zeros(classes, width),  # zero: not there yet, and then its cosine is 0
         }
 
     def rates(self) -> dict[str, float]:
-        return dict.fromkeys(("prompt", "classes", "head.weight", "head.bias"), self.params.lr)
+        return self.rates_of("prompt", "classes")
 
     def prompt_floats(self) -> int:
         return (int(self.params.length) + 2 * self.task.num_classes) * self.backbone.width
@@ -123,9 +121,6 @@ class PEPFedPT(HeadedMethod):
 
         self.backbone.cls(batch.images, edit, stop=self.block + 1)
         return batch.pad(rows[0])
-
-    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
-        return super().newcomer_stages(epochs) if self.params.unseen_head else []
 
     # -- the server ------------------------------------------------------------------------------------------------
 

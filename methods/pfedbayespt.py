@@ -27,7 +27,7 @@ from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._deep_rows import Kind, deep_rows
 from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain
-from fedprompt.methods._headed import HeadedMethod, cross_entropy, linear, prompt_init
+from fedprompt.methods._headed import HeadedMethod, cross_entropy, linear
 from fedprompt.methods._pfedbayespt_params import DeterministicParams, GaussianParams, SemiImplicitParams
 from fedprompt.methods._token_encoder import encode, mlp_floats, mlp_init, norm_init, normalised
 
@@ -58,6 +58,7 @@ class PFedBayesPT(HeadedMethod):
     payload_formula = "D_g*T*d + D_p*(2d + 2((M+1)h + h + hv + v)) each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "prompts", "layer inputs"})
     Params: ClassVar[type] = SemiImplicitParams
+    paper_policy = "global"  # Algorithm 1 averages the head; unseen clients fine-tune a "local" one
     deterministic: ClassVar[bool] = False  # then no MLP of the variance, no noise, no density
 
     def __init__(self, *args: Any) -> None:
@@ -75,7 +76,7 @@ class PFedBayesPT(HeadedMethod):
 
     def init_prompts(self, rng: torch.Generator) -> State:
         p, vit = self.params, self.backbone
-        prompts = prompt_init((self.global_depth, p.length, vit.width), vit.patch_size, rng)
+        prompts = self.draw_prompts((self.global_depth, p.length, vit.width), rng, range(self.global_depth))
         encoder = norm_init(self.instance_depth, vit.width) if p.ln_affine else {}
         for name in self.mlps:
             encoder |= mlp_init(name, self.instance_depth, vit.tokens, p.hidden, p.instance_length, rng)

@@ -23,7 +23,6 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's usual constants
 @dataclass(frozen=True)
 class GeneratorParams(PromptParams):
     lr: float = option(0.01, "learning rate of the prompt", low=0, paper="tuned", grid=(0.01, 0.05, 0.1, 0.25))
-    head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0)
     gen_lr: float = option(
         0.1, "learning rate of the generator and the descriptors", low=0, paper="tuned", grid=(0.001, 0.01, 0.05, 0.1)
     )
@@ -92,10 +91,6 @@ class PFedPG(FedVPT):
             state["rounds"] = torch.zeros((), dtype=torch.int64)
             state |= {f"{name}.{m}": torch.zeros_like(state[name]) for name in LEARNED for m in ("mean", "square")}
         return state
-
-    def rates(self) -> dict[str, float]:
-        head_lr = self.params.lr if self.params.head_lr is None else self.params.head_lr
-        return {name: lr if name == "prompt" else head_lr for name, lr in super().rates().items()}
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         # A newcomer holds a descriptor in place of a prompt, and a frozen copy of the generator.
@@ -167,15 +162,11 @@ class PFedPG(FedVPT):
             stacked["prompt"] = self._generate(stacked, stacked["descriptor"])
         return stacked
 
-    def adaptation(self, epochs: int) -> Stage:
-        """The head, and what only a newcomer holds: its descriptor, through the frozen generator."""
-        head = super().adaptation(epochs)
-        return Stage(head.name, {**head.rates, "descriptor": self.params.gen_lr}, epochs)
-
     def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+        """It finds its descriptor: through the frozen generator, or by exchanging prompts."""
         if self.params.unseen_mode == "server_loop":
-            return [Stage("exchange", self.rates(), 1)] * epochs
-        return [self.adaptation(epochs)]
+            return [Stage("exchange", {"prompt": self.params.lr}, 1)] * epochs
+        return [Stage("descriptor", {"descriptor": self.params.gen_lr}, epochs)]
 
     def end_stage(self, stage: Stage, theta: State) -> State:
         """The server's answer to a newcomer's exchange: its descriptor moves as in a round, all else stays."""

@@ -13,10 +13,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
+from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
-from fedprompt.methods._headed import HeadedMethod, PromptParams, prompt_init, revised
+from fedprompt.methods._headed import HeadedMethod, PromptParams
 
 FEW = 50  # a key chosen at most this often in a round is averaged with equal weights
 FLOOR = 5e-4  # keeps a group that was never chosen from costing nothing, however far its key
@@ -24,7 +25,6 @@ FLOOR = 5e-4  # keeps a group that was never chosen from costing nothing, howeve
 
 @dataclass(frozen=True)
 class SGPTParams(PromptParams):
-    head_mode: str = revised(PromptParams, "head_mode", paper="global; local as a baseline of pFedBayesPT")
     length: int = option(1, "shared tokens before the first shared block; each other one gets one", low=1, paper="1")
     groups: int = option(6, "groups G", low=1, paper="20 (CIFAR), 4 (Office)", grid=(6, 20))
     shared_blocks: str = option("auto", "blocks (from 0) with shared tokens, as 0-4 or 0,2,3", paper="0-3 or 0-4")
@@ -48,6 +48,7 @@ class SGPT(HeadedMethod):
     payload_formula = "(T + |A| - 1 + |B|*G + G)*d + G each way (+ C*d + C with a global head)"
     needs = frozenset({"images", "features", "prompts"})
     Params = SGPTParams
+    fixed_inputs = True
 
     def __init__(self, params: SGPTParams, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)
@@ -75,11 +76,20 @@ class SGPT(HeadedMethod):
     def init_prompts(self, rng: torch.Generator) -> State:
         width, groups = self.backbone.width, self.params.groups
         return {
-            "shared": torch.zeros(self.shared_tokens, width),
-            "groups": prompt_init((len(self.group_blocks), groups, width), self.backbone.patch_size, rng),
+            "shared": self.first_shared(),
+            "groups": self.draw_prompts((len(self.group_blocks), groups, width), rng, self.group_blocks),
             "keys": orthogonal(2 * torch.rand(groups, width, generator=rng) - 1),
             "counts": torch.zeros(groups, dtype=torch.int64),  # choices of all rounds so far, as the server knows them
         }
+
+    def first_shared(self) -> Tensor:
+        """Zeros, or with `tokens` the means of the tokens they stand beside; the draw is then one of its own."""
+        shape = (self.shared_tokens, self.backbone.width)
+        if self.params.init != "tokens":
+            return torch.zeros(shape)
+        first = self.shared_blocks[0]
+        blocks = [first] * int(self.params.length) + list(self.shared_blocks[1:])
+        return self.draw_prompts(shape, torch_rng(0, "init", "sgpt"), blocks)
 
     @property
     def shared_tokens(self) -> int:
@@ -90,7 +100,7 @@ class SGPT(HeadedMethod):
         return (self.shared_tokens + (len(self.group_blocks) + 1) * groups) * self.backbone.width + groups
 
     def rates(self) -> dict[str, float]:
-        return dict.fromkeys(("shared", "groups", "keys", "head.weight", "head.bias"), self.params.lr)
+        return self.rates_of("shared", "groups", "keys")
 
     # -- the client ------------------------------------------------------------------------------------------------
 

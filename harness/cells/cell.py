@@ -15,6 +15,7 @@ import fedprompt.methods
 from fedprompt.datasets import dataset_names, parse_partition
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.policy import PAPER, POLICIES, policy_protocol
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.methods import Method, registry
@@ -29,7 +30,7 @@ class Cell:
     dataset: str
     partition: str  # canonical
     backbone: BackboneSpec
-    protocol: Protocol
+    protocol: Protocol  # its head is `local` or `global`
     seed: int
     code: str  # the package's version; for a plugin also the digest of its file
 
@@ -67,16 +68,47 @@ def make_cell(
     seed: int = 0,
     params: Mapping[str, Any] | None = None,
     protocol: Mapping[str, Any] | None = None,
+    policy: str = PAPER,
 ) -> Cell:
-    """Check every name and value that can be checked without the data, and fill in the defaults."""
+    """Check every name and value that can be checked without the data, and fill in the defaults.
+
+    ``method`` may be an alias, which stands for a policy. The training can be read under ``policy``; with `paper`,
+    the protocol's own ``head`` counts if it is given, else the method's choice in its paper.
+    """
+    method, policy = resolve_policy(method, policy)
     cls = registry().get(method)
     if seed < 0:
         raise UserError(f"seed {seed} is negative; seeds are 0, 1, 2, ...")
     values = dataclasses.asdict(build(cls.Params, params or {}, f"parameters of {method}"))
-    rules = build(Protocol, protocol or {}, "protocol")
+    rules = _with_policy(cls, build(Protocol, protocol or {}, "protocol"), policy)
     if dataset not in dataset_names() and not dataset.startswith("folder:"):
         raise unknown("data set", dataset, [*dataset_names(), "folder:PATH"])
     return Cell(method, values, dataset, str(parse_partition(partition)), backbone, rules, seed, _code(cls))
+
+
+def resolve_policy(method: str, policy: str) -> tuple[str, str]:
+    """The method behind a name that may be an alias, and the policy that the two ask for."""
+    if policy not in (PAPER, *POLICIES):
+        raise unknown("policy", policy, (PAPER, *POLICIES))
+    name, fixed = registry().resolve(method)
+    if fixed and policy not in (PAPER, fixed):
+        raise UserError(f"method {method!r} is {name!r} with the policy {fixed!r}, not {policy!r}; use {name!r}.")
+    return name, fixed or policy
+
+
+def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Protocol:
+    """``protocol`` with the head that ``policy`` asks for; fine-tuning lasts as long as a visit unless it says more."""
+    if policy == PAPER and protocol.head != PAPER:
+        return protocol
+    resolved = method.paper_policy if policy == PAPER else policy
+    fields = policy_protocol(resolved, protocol.finetune_epochs or protocol.epochs)
+    if protocol.head not in (PAPER, fields["head"]):
+        raise UserError(
+            f"policy {policy!r} needs head = {fields['head']!r}, not {protocol.head!r}; leave out one of them."
+        )
+    if policy == PAPER and protocol.finetune_epochs:  # asked for beside the paper's reading; a local head refuses it
+        fields["finetune_epochs"] = protocol.finetune_epochs
+    return dataclasses.replace(protocol, **fields)
 
 
 def _code(method: type[Method]) -> str:

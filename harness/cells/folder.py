@@ -3,7 +3,7 @@
     cell.json               the cell, resolved
     checkpoint.safetensors  the state after the last finished round, with all records so far
     partition.npz           who has what
-    records.csv             one row per client and evaluated round
+    records.csv             one row per evaluated round, reading (policy of the head), client and domain
     rounds.csv              one row per round: cohort, loss, floats and bytes each way, the method's diagnostics
     summary.json            the reported numbers, the partition's hash, the data's checksum, the environment
     failed.json             why the last attempt stopped, if it did

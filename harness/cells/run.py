@@ -26,12 +26,14 @@ from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.evaluation import carry_out
-from fedprompt.harness.federation.metrics import per_round, records_frame, summarise
+from fedprompt.harness.federation.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.methods import Task, registry
+
+EXAMPLES = 64  # training images, about, that a method may look at before any round
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ def prepare(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
         rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
         features = cached_features(backbone, dataset, cls.feature_depth(params), rows)
     data = ClientData(dataset, partition, cls.needs, features, site.device)
-    task = Task(dataset.class_names, data.counts(dataset.num_classes))
-    method = cls(params, backbone, task)
     members = [client for client in range(partition.num_clients) if client not in partition.unseen]
+    rows = np.sort(np.concatenate([partition.train[client] for client in members]))
+    examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])
+    task = Task(dataset.class_names, data.counts(dataset.num_classes), cell.protocol.head, examples)
+    method = cls(params, backbone, task)
     return dataset, partition, Federation(method, data, cell.protocol, cell.seed, members)
 
 
@@ -117,7 +121,7 @@ def _latest_metrics(run: Checkpoint) -> dict[str, float]:
     metrics |= {f"diagnostics/{name}": value for name, value in run.logs[-1].diagnostics.items()}
     records = [record for record in run.records if record.round == run.state.round]
     if records:
-        row = per_round(records_frame(records)).iloc[0]
+        row = per_round(trained_reading(records_frame(records))).iloc[0]
         metrics |= {"average": float(row["average"]), "worst_local": float(row["worst_local"])}
     return metrics
 

@@ -1,27 +1,30 @@
 """A suite: settings, rows and seeds, and the cells that they expand to. `suite_file` reads one from TOML."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.core.errors import unknown
+from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.methods import registry
 
 KINDS = ("heterogeneity", "unseen", "ablation", "vsweep")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a method, or a variant of one with its own parameters."""
+    """One line of a table: a method, a variant of one with its own parameters, or an alias with its own policy."""
 
-    key: str  # the method's name, or the variant's key
+    key: str  # the method's name or alias, or the variant's key
     title: str
     method: str
     params: Mapping[str, Any] = field(default_factory=dict)
+    policy: str = ""  # the only one that it is shown under; none means all of the setting
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,21 @@ class Setting:
     reference: str = ""  # key of the row that an ablation's differences are taken from
     protocol: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    policies: tuple[str, ...] = (PAPER,)  # of the head: each row is shown under every one
+
+    @property
+    def reference_row(self) -> Row | None:
+        return next((row for row in self.rows if row.key == self.reference), None)
+
+    def reading(self, row: Row, policy: str) -> str:
+        """The policy that ``policy`` stands for, where `paper` is what the row's method has in its paper.
+
+        Published values of unseen clients were taken after each had fitted its head, so there `paper` fine-tunes.
+        """
+        if policy != PAPER:
+            return policy
+        published = row.policy or registry().get(row.method).paper_policy
+        return "global_then_ft" if self.kind == "unseen" and published == "global" else published
 
 
 @dataclass(frozen=True)
@@ -51,11 +69,17 @@ class Tune:
 
 
 class Planned(NamedTuple):
-    """A cell and its place in the tables."""
+    """A reading of a cell and its place in the tables."""
 
     setting: Setting
     row: Row
+    policy: str  # as the setting lists it, maybe `paper`
     cell: Cell
+
+    @property
+    def reading(self) -> str:
+        """The policy whose records count: one of `POLICIES`."""
+        return self.setting.reading(self.row, self.policy)
 
 
 @dataclass(frozen=True)
@@ -68,8 +92,8 @@ class Suite:
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     tune: Tune = Tune()
-    # What `fedprompt tune` chose, by (method, data set, canonical partition).
-    tuned: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(default_factory=dict)
+    # What `fedprompt tune` chose, by (method, data set, canonical partition, who owns the head).
+    tuned: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -78,15 +102,16 @@ class Suite:
 
     def planned(self) -> tuple[Planned, ...]:
         """Every entry of the tables, setting by setting, so that a table fills column by column; cells may repeat."""
-        return tuple(self._expanded.values())
+        return tuple(entry for entries in self._expanded.values() for entry in entries)
 
     def cells(self) -> list[Cell]:
         """What is to be run: each cell once, even if several tables show it."""
         return list({planned.cell.hash: planned.cell for planned in self.planned()}.values())
 
-    def cell(self, setting: Setting, row: Row, seed: int) -> Cell:
-        """The cell of one entry; ``setting``, ``row`` and ``seed`` are the suite's own."""
-        return self._expanded[self.settings.index(setting), setting.rows.index(row), seed].cell
+    def cell(self, setting: Setting, row: Row, seed: int, policy: str | None = None) -> Cell:
+        """The cell of one entry, all of them the suite's own; without a policy, that of the row's first."""
+        entries = self._expanded[self.settings.index(setting), setting.rows.index(row), seed]
+        return next(entry.cell for entry in entries if policy in (None, entry.policy))
 
     def only(self, keys: Sequence[str]) -> "Suite":
         """The suite with only these rows, each named by method or variant; settings left without a row are dropped."""
@@ -101,16 +126,51 @@ class Suite:
         return replace(self, settings=tuple(setting for setting in reduced if setting.rows))
 
     @cached_property
-    def _expanded(self) -> dict[tuple[int, int, int], Planned]:
-        """Entries by the indices of setting and row, and by seed."""
+    def _expanded(self) -> dict[tuple[int, int, int], tuple[Planned, ...]]:
+        """Entries of all policies, by the indices of setting and row, and by seed."""
         return {
-            (column, line, seed): Planned(setting, row, self._make_cell(setting, row, seed))
+            (column, line, seed): tuple(self._entries(setting, row, seed))
             for column, setting in enumerate(self.settings)
             for (line, row), seed in itertools.product(enumerate(setting.rows), self.seeds)
         }
 
-    def _make_cell(self, setting: Setting, row: Row, seed: int) -> Cell:
+    def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:
+        """One entry per policy; readings of one training share its cell."""
+        policies = [policy for policy in setting.policies if row.policy in ("", setting.reading(row, policy))]
+        readings = {setting.reading(row, policy) for policy in policies}
+        cells = {
+            head: self._make_cell(setting, row, seed, readings, head)
+            for head in sorted({head_owner(r) for r in readings})
+        }
+        for policy in policies:
+            yield Planned(setting, row, policy, cells[head_owner(setting.reading(row, policy))])
+
+    def _make_cell(self, setting: Setting, row: Row, seed: int, readings: Collection[str], head: str) -> Cell:
         """What the suite says, then what tuning chose, then what the variant itself fixes."""
-        tuned_params = self.tuned.get((row.method, setting.dataset, str(parse_partition(setting.partition))), {})
-        params = {**setting.params.get(row.method, {}), **tuned_params, **row.params}
-        return make_cell(row.method, setting.dataset, setting.partition, self.backbone, seed, params, setting.protocol)
+        policy = "global_then_ft" if head == "global" and "global_then_ft" in readings else head
+        params = {**self._shared_params(setting, row, head), **row.params}
+        where = (row.method, setting.dataset, setting.partition, self.backbone)
+        return make_cell(*where, seed, params, setting.protocol, policy)
+
+    def _shared_params(self, setting: Setting, row: Row, head: str) -> dict[str, Any]:
+        """What the suite and tuning say of the row's method; in an ablation, of the reference row's.
+
+        Rows of an ablation then differ in what they themselves fix, and in what their methods do not have in common.
+        """
+        reference = setting.reference_row if setting.kind == "ablation" else None
+        if reference is None or reference.method == row.method:
+            return self._params_of(setting, row.method, head)
+        accepted = {option.name for option in fields(registry().get(row.method).Params)}
+        ablated = _defining(reference.method, row.method)
+        referred = self._params_of(setting, reference.method, head)
+        return {name: value for name, value in referred.items() if name in accepted - ablated}
+
+    def _params_of(self, setting: Setting, method: str, head: str) -> dict[str, Any]:
+        key = (method, setting.dataset, str(parse_partition(setting.partition)), head)
+        return {**setting.params.get(method, {}), **self.tuned.get(key, {})}
+
+
+def _defining(reference: str, method: str) -> set[str]:
+    """Parameters whose defaults tell ``method`` from ``reference``: what the ablation takes away."""
+    ours, theirs = ({f.name: f.default for f in fields(registry().get(name).Params)} for name in (method, reference))
+    return {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}

@@ -1,13 +1,14 @@
 """A suite as a TOML file.
 
 title = "..."            methods = "all" or a list       seeds = [0, 1]
+policies = ["local", "global", "global_then_ft"] of the head, for all methods (default: ["paper"], each method's own)
 backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (optional)
 [protocol]               fields of the protocol, for every cell
 [params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
-                         (one list per placeholder), kind (heterogeneity, unseen, ablation, vsweep), methods,
+                         (one list per placeholder), kind (heterogeneity, unseen, ablation, vsweep), methods, policies,
                          published = "DomainNet" (whose printed values are shown beside), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
@@ -23,13 +24,15 @@ from typing import Any
 
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
+from fedprompt.harness.federation.policy import PAPER, POLICIES
 from fedprompt.harness.model.weights import backbone_spec
 from fedprompt.methods import registry
 
 FOLDER = Path(__file__).parent / "suites"
 KEYS = {"title", "methods", "seeds", "backbone", "weights", "image_size", "protocol", "params", "settings"}
-KEYS |= {"variants", "tune", "include"}
+KEYS |= {"variants", "tune", "include", "policies"}
 SETTING_KEYS = {"table", "dataset", "partition", "protocol", "params", "kind", "methods", "published", "reference"}
+SETTING_KEYS |= {"policies"}
 VARIANT_KEYS = {"method", "title", "params"}
 
 
@@ -61,8 +64,10 @@ def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -
         if not raw.get(key):
             raise UserError(f"{where} lacks {key!r}.")
     for method in raw.get("params", {}):
-        if method != "all":
-            registry().get(method)
+        if method != "all" and registry().resolve(method)[0] != method:
+            raise UserError(
+                f"params.{method} of {where}: {method} is an alias; write params.{registry().resolve(method)[0]}."
+            )
     variants = {key: _variant(key, entry, where) for key, entry in raw.get("variants", {}).items()}
     backbone = backbone_spec(raw["backbone"], weights or raw.get("weights"), raw.get("image_size"))
     settings = tuple(setting for entry in raw["settings"] for setting in _expand(entry, raw, variants, where))
@@ -100,6 +105,7 @@ def _expand(
     rows = _rows(entry.get("methods", raw.get("methods", "all")), variants)
     if reference and reference not in {row.key for row in rows}:
         raise unknown(f"reference in {where}", reference, {row.key for row in rows})
+    policies = _policies(entry.get("policies", raw.get("policies", [PAPER])), rows, where)
     levels = (raw.get("params", {}), entry.get("params", {}))
     params = {name: _params(name, levels, where) for name in registry().names()}
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
@@ -116,24 +122,42 @@ def _expand(
             reference=reference,
             protocol=protocol,
             params=params,
+            policies=policies,
         )
 
 
 def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:
-    """`all`, alone or in a list, means every registered method, without variants."""
+    """`all`, alone or in a list, means every registered method, without variants and aliases."""
     entries = [methods] if methods == "all" else methods
     names = [name for entry in entries for name in (registry().names() if entry == "all" else [entry])]
-    return tuple(variants.get(name) or Row(name, registry().get(name).title, name) for name in names)
+    return tuple(variants.get(name) or _row(name) for name in dict.fromkeys(names))
+
+
+def _row(name: str) -> Row:
+    method, policy = registry().resolve(name)
+    return Row(name, registry().title(name), method, policy=policy)
+
+
+def _policies(names: Sequence[str], rows: Sequence[Row], where: str) -> tuple[str, ...]:
+    if not names or isinstance(names, str):
+        raise UserError(f"{where}: policies = {names!r} must be a list of {', '.join((*POLICIES, PAPER))}.")
+    for name in names:
+        if name not in (*POLICIES, PAPER):
+            raise unknown(f"policy in {where}", name, (*POLICIES, PAPER))
+    for row in rows:
+        if row.policy and not {row.policy, PAPER} & set(names):
+            raise UserError(f"{where}: {row.key} is {row.method} with the policy {row.policy!r}, which policies lacks.")
+    return tuple(dict.fromkeys(names))
 
 
 def _variant(key: str, entry: Mapping[str, Any], where: str) -> Row:
     check_keys(entry, VARIANT_KEYS, f"variants.{key} of {where}")
-    if key in registry().names():
+    if key in registry():
         raise UserError(f"variants.{key} of {where} has the name of a method; choose another.")
     if "method" not in entry:
         raise UserError(f"variants.{key} of {where} lacks 'method'.")
-    registry().get(entry["method"])
-    return Row(key, entry.get("title", key), entry["method"], entry.get("params", {}))
+    method, policy = registry().resolve(entry["method"])
+    return Row(key, entry.get("title", key), method, entry.get("params", {}), policy)
 
 
 def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:

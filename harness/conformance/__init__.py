@@ -38,6 +38,7 @@ from fedprompt.harness.conformance.server import (
 )
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.methods import Method
 
 __all__ = ["PROPERTIES", "ConformanceError", "Property", "Result", "check_method", "check_property"]
@@ -52,6 +53,7 @@ class Property:
     name: str
     says: str
     check: Check
+    both_heads: bool = False  # checked with a local head and with a global one; else with the paper's
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,12 @@ class Result:
     seconds: float
 
 
+HEAD_MATTERS = (names_and_shapes, isolation, evaluation_without_side_effects, payload, zero_epochs, never_seen_client)
+
+
 def _property(check: Check) -> Property:
-    return Property(check.__name__.replace("_", " "), (check.__doc__ or "").strip(), check)
+    says = (check.__doc__ or "").strip()
+    return Property(check.__name__.replace("_", " "), says, check, check in HEAD_MATTERS)
 
 
 PROPERTIES = tuple(
@@ -96,15 +102,24 @@ PROPERTIES = tuple(
 def check_property(property_: Property, method: type[Method], params: Params = None) -> Result:
     """Whatever the method raises is a failure of the property, told in one line with its type."""
     start = time.perf_counter()
-    reason = ""
+    reason = _failure(property_, method, params)
+    if property_.both_heads and not reason:
+        other = "global" if head_owner(method.paper_policy) == "local" else "local"
+        reason = _failure(property_, type(method.__name__, (method,), {"paper_policy": other}), params)
+        reason = reason and f"with a {other} head: {reason}"
+    return Result(property_.name, not reason, reason, time.perf_counter() - start)
+
+
+def _failure(property_: Property, method: type[Method], params: Params) -> str:
+    """Why the property does not hold, in one line; empty if it does."""
     try:
         with one_thread():
             property_.check(method, params)
     except ConformanceError as error:
-        reason = str(error)
+        return str(error)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return Result(property_.name, not reason, reason, time.perf_counter() - start)
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return ""
 
 
 def check_method(method: type[Method], params: Params = None) -> list[Result]:

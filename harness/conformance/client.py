@@ -146,7 +146,7 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
 
 
 def never_seen_client(method: type[Method], params: Params) -> None:
-    """a client that never took part predicts and adapts a copy; only what adaptation() names moves"""
+    """a client that never took part predicts and adapts a copy; only what its stages name moves"""
     federation, state = after_rounds(method, params, 0, weight_decay=0.0)
     federation.step(state, ALL[:-1])
     before, new = cloned(flat(state)), ALL[-1:]
@@ -155,9 +155,10 @@ def never_seen_client(method: type[Method], params: Params) -> None:
         check_logits(federation, theta, new, "never-seen client")
         adapted = adapt(federation, state, new, 2, newcomers)
         moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
-        named = federation.method.adaptation(2).rates.keys() & theta.keys()
-        require(moved <= named, f"{', '.join(sorted(moved - named))} moves, which adaptation() does not name")
-        require(named <= moved, f"{', '.join(sorted(named - moved))} is named by adaptation() but stays as it was")
+        stages = [*(federation.method.newcomer_stages(2) if newcomers else ()), federation.method.adaptation(2)]
+        named = {name for stage in stages for name in stage.rates} & theta.keys()
+        require(moved <= named, f"{', '.join(sorted(moved - named))} moves, which no stage of adaptation names")
+        require(named <= moved, f"{', '.join(sorted(named - moved))} is named by a stage but stays as it was")
         check_logits(federation, adapted, new, "never-seen client after adaptation")
     evaluate(federation, state, clients=new)
     same_bits(before, flat(state), "after a never-seen client adapted")

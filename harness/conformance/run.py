@@ -21,6 +21,7 @@ from fedprompt.harness.conformance.lab import (
 )
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
 from fedprompt.harness.federation.evaluation import Record, adapt, evaluate
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Method, State
@@ -158,8 +159,9 @@ def _reloaded(state: FederationState) -> FederationState:
 
 def evaluation_without_side_effects(method: type[Method], params: Params) -> None:
     """evaluating or not leaves training bit for bit the same; evaluating twice gives the same scores"""
+    finetune = 1 if head_owner(method.paper_policy) == "global" else 0  # the second reading trains a copy
     _, quiet = after_rounds(method, params, 2)
-    federation, state = after_rounds(method, params, 0)
+    federation, state = after_rounds(method, params, 0, finetune_epochs=finetune)
     for _ in range(2):
         evaluate(federation, state)
         federation.step(state)

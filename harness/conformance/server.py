@@ -34,8 +34,8 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
     server, personal = cloned(state.server), cloned(federation.personal(state, 0))
     received, theta = federation.theta(state, ALL)
     _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
-    visits = [(stage, theta) for stage in federation.method.stages(1)]
-    for stage, held in (*visits, (federation.method.adaptation(1), {**theta, **newcomer})):
+    visits = [(stage, theta) for stage in (*federation.method.stages(1), federation.method.adaptation(1))]
+    for stage, held in (*visits, *((stage, newcomer) for stage in federation.method.newcomer_stages(1))):
         missing = sorted(stage.rates.keys() - held.keys())
         have = ", ".join(sorted(held))
         require(not missing, f"stage {stage.name!r} trains {', '.join(missing)}, but a client holds {have}")

@@ -13,6 +13,7 @@ from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.rng import derive, numpy_rng
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
@@ -69,11 +70,14 @@ def toy_federation(
     partition: Partition | None = None,
     **protocol: Any,
 ) -> Federation:
-    """``method`` on the toy; keywords replace fields of its protocol."""
+    """``method`` on the toy; keywords replace fields of its protocol. The head is the paper's if none is given."""
+    owner = protocol.pop("head", head_owner(method.paper_policy))
+    rules = dataclasses.replace(PROTOCOL, head=owner, **protocol)
     vit, dataset, split = backbone or toy_backbone(), toy_dataset(), partition or toy_partition()
     built_params: Any = build(method.Params, params or {}, method.name)
     needs_features = "features" in method.needs
     features = frozen_features(vit, dataset, method.feature_depth(built_params)) if needs_features else None
     data = ClientData(dataset, split, method.needs, features)
-    task = Task(dataset.class_names, data.counts(dataset.num_classes))
-    return Federation(method(built_params, vit, task), data, dataclasses.replace(PROTOCOL, **protocol), seed)
+    examples = torch.from_numpy(dataset.images[split.train[0]])
+    task = Task(dataset.class_names, data.counts(dataset.num_classes), owner, examples)
+    return Federation(method(built_params, vit, task), data, rules, seed)

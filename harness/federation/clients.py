@@ -1,6 +1,7 @@
 """The clients' data: who holds which images, and how they become batches."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ class ClientData:
     ) -> None:
         self._images = dataset.images if "images" in needs else None
         self._labels = torch.from_numpy(np.array(dataset.labels))
+        self._domains = torch.from_numpy(np.array(dataset.domains))
+        self.domain_names = dataset.domain_names
         self._features = features if "features" in needs else None
         self._rows = {
             split: [torch.from_numpy(np.array(r)) for r in getattr(partition, split)]
@@ -40,6 +43,10 @@ class ClientData:
     def counts(self, classes: int) -> Tensor:
         """Training labels of each client, counted, (clients, classes)."""
         return torch.stack([torch.bincount(self._labels[rows], minlength=classes) for rows in self._rows["train"]])
+
+    def domains(self, client: int, split: SplitName) -> Tensor:
+        """The domain of each of the client's images, as places in ``domain_names``."""
+        return self._domains[self._rows[split][client]]
 
     def batch(
         self,
@@ -70,11 +77,20 @@ class ClientData:
         orders: Sequence[torch.Generator],
         rngs: Sequence[torch.Generator],
         stage: str,
+        head_inputs: Sequence[Tensor] | None = None,
     ) -> Iterator[Batch]:
-        """One pass of every client over its training data in its own order; smaller clients finish earlier."""
+        """One pass of every client over its training data in its own order; smaller clients finish earlier.
+
+        ``head_inputs``, (n, d) of each client's images, go with the images they belong to.
+        """
         shuffled = [torch.randperm(self.size(c), generator=order) for c, order in zip(clients, orders, strict=True)]
         for start in range(0, max(map(len, shuffled)), batch_size):
-            yield self.batch(clients, "train", [s[start : start + batch_size] for s in shuffled], rngs, stage)
+            places = [s[start : start + batch_size] for s in shuffled]
+            batch = self.batch(clients, "train", places, rngs, stage)
+            if head_inputs is not None:
+                rows = [inputs[where] for inputs, where in zip(head_inputs, places, strict=True)]
+                batch = replace(batch, head_inputs=batch.pad(torch.cat(rows)))
+            yield batch
 
     def ordered(
         self, clients: Sequence[int], split: SplitName, batch_size: int, rngs: Sequence[torch.Generator] = ()

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import SplitName
+from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import (
     Evaluation,
     Group,
-    adaptation_epochs,
-    adaptation_stages,
-    evaluation_groups,
-    newcomer_evaluation,
+    evaluations_now,
+    held_stages,
+    newcomer_evaluations,
 )
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.methods import State
@@ -23,15 +23,21 @@ from fedprompt.methods import State
 
 @dataclass(frozen=True)
 class Record:
-    """One client in one evaluated round: the rows from which every metric is computed."""
+    """Test images of one domain of one client in one reading of a round: what every metric is computed from.
+
+    A client's accuracy is sum(correct) / sum(total) over its domains. One without test data has a single record,
+    with no domain and a total of 0.
+    """
 
     round: int
     client: int
+    domain: str  # its name
     correct: int
     total: int
     participated: bool  # took part in a round up to this one
     unseen: bool = False  # kept out of training on purpose and adapted at the end
     samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
+    policy: str = "global"  # of the head in this reading
 
 
 def carry_out(federation: Federation, state: FederationState, evaluation: Evaluation) -> list[Record]:
@@ -49,19 +55,18 @@ def evaluate(
     split: SplitName = "test",
     clients: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Evaluate ``clients`` (all members by default) now, whatever the schedule says."""
-    adaptation = adaptation_epochs(federation.method, federation.protocol)
-    selected = federation.members if clients is None else clients
-    stacks = evaluation_groups(selected, state.personal, federation.stack, adaptation)
-    return carry_out(federation, state, Evaluation(split, stacks, federation.protocol.swept(state.round)))
+    """Every reading of ``clients`` (all members by default) now, whatever the schedule says."""
+    protocol, selected = federation.protocol, federation.members if clients is None else clients
+    evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split)
+    return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
 
 
 def evaluate_unseen(
     federation: Federation, state: FederationState, clients: Sequence[int], split: SplitName = "test"
 ) -> list[Record]:
-    """Clients kept out of training: each adapts to the server's current state, then is counted once."""
-    evaluation = newcomer_evaluation(federation.protocol, clients, federation.stack, split)
-    return carry_out(federation, state, evaluation)
+    """Clients kept out of training: each adapts to the server's current state, then every reading is counted."""
+    evaluations = newcomer_evaluations(federation.protocol, clients, federation.stack, split)
+    return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
 
 
 def _evaluate(federation: Federation, state: FederationState, evaluation: Evaluation, group: Group) -> Iterator[Record]:
@@ -71,18 +76,41 @@ def _evaluate(federation: Federation, state: FederationState, evaluation: Evalua
     else:
         theta = _held(federation, state, group.clients)
     for record in count_correct(federation, state, theta, group.clients, evaluation.split, evaluation.sweep):
-        yield replace(record, unseen=newcomers)
+        yield replace(record, unseen=newcomers, policy=evaluation.policy)
 
 
 def adapt(
     federation: Federation, state: FederationState, clients: Sequence[int], epochs: int, newcomers: bool = False
 ) -> State:
-    """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice."""
+    """Stacked copies of what ``clients`` hold after ``epochs`` of training the head; the federation does not notice.
+
+    ``newcomers`` first go through the stages that the method has for them, whatever the policy of the head.
+    """
+    method, data, protocol = federation.method, federation.data, federation.protocol
+    visit = partial(train, data=data, clients=clients, protocol=protocol, key=(federation.seed, state.round))
     theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
-    method, key = federation.method, (federation.seed, state.round)
-    stages = adaptation_stages(method, epochs, theta, newcomers)
-    adapted, _ = train(method, theta, stages, federation.data, clients, federation.protocol, key, purpose="evaluation")
+    if newcomers:
+        stages = held_stages(method.newcomer_stages(protocol.epochs), theta)
+        theta, _ = visit(method, theta, stages, purpose="evaluation")
+    stages = held_stages([method.adaptation(epochs)], theta)
+    once = method.fixed_inputs and epochs and stages[0].rates
+    inputs = _head_inputs(federation, theta, clients, state.round) if once else None
+    adapted, _ = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
     return adapted
+
+
+@torch.no_grad()
+def _head_inputs(federation: Federation, theta: State, clients: Sequence[int], round_: int) -> list[Tensor] | None:
+    """Each client's training images as its head sees them, (n, d); None if they turn out to be drawn at random."""
+    rngs = [torch_rng(federation.seed, "evaluation", "inputs", round_, client) for client in clients]
+    untouched = [rng.get_state() for rng in rngs]
+    per_batch = []
+    for batch in federation.data.ordered(clients, "train", federation.protocol.batch_size, rngs):
+        inputs = federation.method.head_inputs(theta, replace(batch, stage="adapt"))
+        per_batch.append([rows[:size] for rows, size in zip(inputs, batch.sizes, strict=True)])
+        if not all(torch.equal(rng.get_state(), state) for rng, state in zip(rngs, untouched, strict=True)):
+            return None  # a method that draws, derived from one that does not
+    return [torch.cat(parts) for parts in zip(*per_batch, strict=True)]
 
 
 def _held(federation: Federation, state: FederationState, clients: Sequence[int]) -> State:
@@ -104,17 +132,27 @@ def count_correct(
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
     method, data, protocol = federation.method, federation.data, federation.protocol
     rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
-    correct: dict[int, Tensor] = {}
+    hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
     for batch in data.ordered(clients, split, protocol.batch_size, rngs):
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
-            right = ((scores.argmax(-1) == batch.labels) & batch.mask).sum(1)
-            correct[samples] = correct.get(samples, 0) + right
+            hits.setdefault(samples, []).append((scores.argmax(-1) == batch.labels) & batch.mask)
     return [
-        Record(state.round, client, count, data.size(client, split), client in state.personal, samples=samples)
-        for samples, counts in correct.items()
-        for client, count in zip(clients, counts.tolist(), strict=True)
+        Record(state.round, client, domain, correct, total, client in state.personal, False, samples, protocol.head)
+        for samples, batches in hits.items()
+        for client, row in zip(clients, torch.cat(batches, 1).cpu(), strict=True)
+        for domain, correct, total in _by_domain(data, client, split, row)
     ]
+
+
+def _by_domain(data: ClientData, client: int, split: SplitName, hits: Tensor) -> list[tuple[str, int, int]]:
+    """(domain, correct predictions, images) of the domains that the client has; ``hits`` in the stored order."""
+    domains = data.domains(client, split)
+    names = data.domain_names
+    correct = torch.bincount(domains, weights=hits[: len(domains)].double(), minlength=len(names))
+    total = torch.bincount(domains, minlength=len(names))
+    counts = zip(names, correct.long().tolist(), total.tolist(), strict=True)
+    return [count for count in counts if count[2]] or [("", 0, 0)]

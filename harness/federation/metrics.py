@@ -3,41 +3,77 @@
 Order matters: the minimum over clients is taken inside a round, then the mean over rounds, then the mean over seeds.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from fedprompt.harness.federation.convergence import still_moving
 from fedprompt.harness.federation.evaluation import Record
+
+FINETUNED = "global_then_ft"
+COUNTS = ("correct", "total")
 
 
 def records_frame(records: Iterable[Record]) -> pd.DataFrame:
-    return with_accuracy(pd.DataFrame(list(records), columns=list(Record.__dataclass_fields__)))
+    return pd.DataFrame(list(records), columns=list(Record.__dataclass_fields__))
 
 
 def with_accuracy(frame: pd.DataFrame) -> pd.DataFrame:
-    """Records with the share of correct predictions; none where a client has no test data."""
+    """Records with the share of correct predictions; none where there are no test data."""
     return frame.assign(accuracy=frame["correct"] / frame["total"].where(frame["total"] > 0))
 
 
+def per_client(records: pd.DataFrame) -> pd.DataFrame:
+    """Records with the domains of each client added up, and its accuracy; all other columns tell clients apart."""
+    keys = [name for name in records if name not in (*COUNTS, "domain", "accuracy")]
+    sums = records.groupby(keys, sort=False, dropna=False)[list(COUNTS)].sum().reset_index()
+    names = [name for name in records if name in (*keys, *COUNTS)]
+    return with_accuracy(sums[names])
+
+
+def trained_reading(records: pd.DataFrame) -> pd.DataFrame:
+    """The records of the policy that clients trained under: those of the fine-tuned reading are left out."""
+    return records[records["policy"] != FINETUNED]
+
+
+def finetuned_reading(records: pd.DataFrame) -> pd.DataFrame:
+    return records[records["policy"] == FINETUNED]
+
+
 def per_round(records: pd.DataFrame, exclude_never_sampled: bool = False) -> pd.DataFrame:
-    """Average and Worst Local of each evaluated round, over the clients that train; index is the round."""
+    """Average and Worst Local of each evaluated round, over the clients that train; index is the round.
+
+    ``records`` are those of one reading.
+    """
     rows = records[~records["unseen"] & (records["samples"] == 0)]
     if exclude_never_sampled:
         rows = rows[rows["participated"]]
-    accuracy = rows.groupby("round")["accuracy"]
+    accuracy = per_client(rows).groupby("round")["accuracy"]
     return pd.DataFrame({"average": accuracy.mean(), "worst_local": accuracy.min()})
 
 
 def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str) -> dict[str, float]:
-    """What a cell reports: means over the last ``last`` rounds (all of them where there are fewer)."""
-    first = max(1, rounds - last + 1)
+    """What a cell reports: means over the last ``last`` rounds (all of them where there are fewer).
+
+    The keys of the trained policy; those of the fine-tuned reading, where there is one, end in `_ft`.
+    """
+    summary = _summarise(trained_reading(records), rounds, last, never_sampled)
+    finetuned = finetuned_reading(records)
+    if len(finetuned):
+        summary |= {f"{key}_ft": value for key, value in _summarise(finetuned, rounds, last, never_sampled).items()}
+    return summary
+
+
+def _summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str) -> dict[str, float]:
+    """The summary of one reading."""
+    first, exclude = max(1, rounds - last + 1), never_sampled == "exclude"
+    curve = per_round(records, exclude)
     counted = records[records["round"] >= first]
-    default = per_round(counted, exclude_never_sampled=never_sampled == "exclude")
-    excluded = per_round(counted, exclude_never_sampled=True)
-    if list(default.index) != list(range(first, rounds + 1)):
-        raise ValueError(f"rounds {first} to {rounds} must all be evaluated, found {list(default.index)}")
-    final = records[(records["round"] == rounds) & (records["samples"] == 0)]
-    unseen = final[final["unseen"]]
+    default, excluded = curve[curve.index >= first], per_round(counted, exclude_never_sampled=True)
+    _require_rounds(list(default.index), list(range(first, rounds + 1)))
+    final = per_client(records[(records["round"] == rounds) & (records["samples"] == 0)])
+    unseen, convergence = final[final["unseen"]], still_moving(curve["average"])
     summary = {
         "average": float(default["average"].mean()),
         "worst_local": float(default["worst_local"].mean()),
@@ -45,10 +81,18 @@ def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str)
         "worst_local_exclude": float(excluded["worst_local"].mean()),
         "rounds_counted": float(rounds - first + 1),
         "never_sampled": float((~final[~final["unseen"]]["participated"]).sum()),
+        "moving": float(convergence.moving),
     }
+    if not math.isnan(convergence.drift):
+        summary["drift"] = convergence.drift
     for samples, rows in counted[counted["samples"] > 0].groupby("samples"):
-        swept = per_round(rows.assign(samples=0), exclude_never_sampled=never_sampled == "exclude")
+        swept = per_round(rows.assign(samples=0), exclude)
         summary[f"average_samples_{samples}"] = float(swept["average"].mean())
     if len(unseen):
         summary["unseen_average"] = float(unseen["accuracy"].mean())
     return summary
+
+
+def _require_rounds(evaluated: Sequence[int], wanted: Sequence[int]) -> None:
+    if evaluated != wanted:
+        raise ValueError(f"rounds {wanted[0]} to {wanted[-1]} must all be evaluated, found {evaluated}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 
 
@@ -15,12 +16,21 @@ class Protocol:
     momentum: float = option(0.9, "SGD momentum; its buffer lives for one visit", low=0, high=1)
     weight_decay: float = option(1e-5, "SGD weight decay, on everything that trains", low=0)
     agg_weights: str = option("samples", "weights of the server's mean", choices=("samples", "uniform"))
+    head: str = option(
+        "paper",
+        "who owns the head while clients train: each client, the server, or whoever does in the method's paper",
+        choices=("paper", "local", "global"),
+    )
+    finetune_epochs: int = option(
+        0,
+        "if > 0, every evaluation is also read after each client has fine-tuned a copy of the global head so long",
+        low=0,
+    )
     never_sampled: str = option(
         "finetune",
-        "clients that never took part: adapt a copy, leave out of the averages, or evaluate as they are",
+        "clients that never took part: fit their local head on a copy, leave out of the averages, or evaluate as is",
         choices=("finetune", "exclude", "as_is"),
     )
-    eval_ft_epochs: int = option(0, "epochs every client adapts a copy before each evaluation", low=0)
     eval_point: str = option(
         "post_agg",
         "evaluate with the new server state, or with what the client last trained",
@@ -39,6 +49,13 @@ class Protocol:
         False, "in reported rounds also count what other numbers of random draws predict, where a method averages some"
     )
     stack: int = option(0, "clients trained in one pass; 0 chooses by the memory a step needs", low=0)
+
+    def __post_init__(self) -> None:
+        if self.finetune_epochs and self.head == "local":
+            raise UserError(
+                f"protocol: finetune_epochs = {self.finetune_epochs} fine-tunes a global head, but head = 'local'; "
+                "set head=global or finetune_epochs=0."
+            )
 
     @property
     def evaluated_split(self) -> Literal["test", "val"]:

@@ -16,7 +16,6 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
     Round,
-    adaptation_epochs,
     auto_stack,
     in_stacks,
     schedule,
@@ -86,8 +85,7 @@ class Federation:
 
     def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
         """The rounds that follow round ``after``."""
-        adaptation = adaptation_epochs(self.method, self.protocol)
-        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack, adaptation)
+        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack)
         return (scheduled for scheduled in rounds if scheduled.number > after)
 
     def cohort(self, round_: int) -> Clients:

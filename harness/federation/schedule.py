@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.federation.clients import SplitName
+from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
 
@@ -19,14 +18,15 @@ STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed
 
 
 class AdaptationEpochs(NamedTuple):
-    """How long a client adapts a copy of its state before it is evaluated; 0 for most."""
+    """How long a client trains a copy of its head before it is evaluated; 0 for most."""
 
     participant: int  # has taken part in a round
-    stranger: int  # has not
+    stranger: int  # has not, so far
+    newcomer: int  # is kept out of all rounds
 
 
 class Group(NamedTuple):
-    """Clients of one stack that adapt equally long before they are evaluated."""
+    """Clients of one stack that train their heads equally long before they are evaluated."""
 
     clients: Clients
     epochs: int
@@ -36,6 +36,7 @@ class Group(NamedTuple):
 class Evaluation:
     """Clients to be evaluated on their own ``split``, in the stacks and groups that share their passes."""
 
+    policy: str  # of the head in this reading
     split: SplitName
     stacks: tuple[tuple[Group, ...], ...]
     sweep: bool = False  # also count the predictions of other numbers of draws
@@ -51,24 +52,18 @@ class Round:
 
 
 def schedule(
-    protocol: Protocol,
-    seed: int,
-    members: Sequence[int],
-    unseen: Sequence[int],
-    stack: int,
-    adaptation: AdaptationEpochs,
+    protocol: Protocol, seed: int, members: Sequence[int], unseen: Sequence[int], stack: int
 ) -> Iterator[Round]:
     """Every round of a run. ``unseen`` clients take no part in training and are evaluated once, at the end."""
     participants: set[int] = set()
     for number in range(1, protocol.rounds + 1):
         cohort = select(protocol, seed, members, number)
         participants.update(cohort)
-        evaluations = []
+        evaluations: list[Evaluation] = []
         if protocol.evaluated(number):
-            stacks = evaluation_groups(members, participants, stack, adaptation)
-            evaluations.append(Evaluation(protocol.evaluated_split, stacks, protocol.swept(number)))
+            evaluations += evaluations_now(protocol, number, members, participants, stack)
         if unseen and number == protocol.rounds:
-            evaluations.append(newcomer_evaluation(protocol, unseen, stack))
+            evaluations += newcomer_evaluations(protocol, unseen, stack)
         yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
 
 
@@ -86,10 +81,26 @@ def in_stacks(clients: Sequence[int], stack: int) -> tuple[Clients, ...]:
     return tuple(tuple(clients[start : start + stack]) for start in range(0, len(clients), stack))
 
 
-def evaluation_groups(
+def evaluations_now(
+    protocol: Protocol,
+    round_: int,
+    clients: Sequence[int],
+    participants: Collection[int],
+    stack: int,
+    split: SplitName | None = None,
+) -> list[Evaluation]:
+    """Every reading of ``clients`` after ``round_``, of whom ``participants`` have taken part so far."""
+    split, sweep = split or protocol.evaluated_split, protocol.swept(round_)
+    return [
+        Evaluation(policy, split, _groups(clients, participants, stack, adaptation_epochs(protocol, policy)), sweep)
+        for policy in readings(protocol)
+    ]
+
+
+def _groups(
     clients: Sequence[int], participants: Collection[int], stack: int, adaptation: AdaptationEpochs
 ) -> tuple[tuple[Group, ...], ...]:
-    """Each stack of ``clients``, split by how long they adapt first."""
+    """Each stack of ``clients``, split by how long they train their heads first."""
     stacks = []
     for stacked in in_stacks(clients, stack):
         by_epochs: dict[int, list[int]] = {}
@@ -100,23 +111,27 @@ def evaluation_groups(
     return tuple(stacks)
 
 
-def newcomer_evaluation(
+def newcomer_evaluations(
     protocol: Protocol, clients: Sequence[int], stack: int, split: SplitName | None = None
-) -> Evaluation:
-    stacks = tuple((Group(stacked, protocol.epochs),) for stacked in in_stacks(clients, stack))
-    return Evaluation(split or protocol.evaluated_split, stacks, newcomers=True)
+) -> list[Evaluation]:
+    """Every reading of clients that were kept out of all rounds."""
+    evaluations = []
+    for policy in readings(protocol):
+        epochs = adaptation_epochs(protocol, policy).newcomer
+        stacks = tuple((Group(stacked, epochs),) for stacked in in_stacks(clients, stack))
+        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, newcomers=True))
+    return evaluations
 
 
-def adaptation_epochs(method: Method, protocol: Protocol) -> AdaptationEpochs:
-    everyone = protocol.eval_ft_epochs or (protocol.epochs if method.finetune_before_evaluation() else 0)
-    has_personal_state = bool(method.init_personal(torch.Generator(), 0))
-    fitted = protocol.never_sampled == "finetune" and has_personal_state
-    return AdaptationEpochs(everyone, protocol.epochs if fitted else everyone)
+def adaptation_epochs(protocol: Protocol, policy: str) -> AdaptationEpochs:
+    """One rule for all methods: a local head is trained from its first draw, a global one as its policy says."""
+    if policy == "local":
+        return AdaptationEpochs(0, protocol.epochs if protocol.never_sampled == "finetune" else 0, protocol.epochs)
+    return AdaptationEpochs(*[protocol.finetune_epochs if policy == "global_then_ft" else 0] * 3)
 
 
-def adaptation_stages(method: Method, epochs: int, held: Collection[str], newcomers: bool = False) -> list[Stage]:
-    """What clients train before they are evaluated, of the tensors that they hold."""
-    stages = method.newcomer_stages(epochs) if newcomers else [method.adaptation(epochs)]
+def held_stages(stages: Sequence[Stage], held: Collection[str]) -> list[Stage]:
+    """``stages`` without the tensors that a client does not hold."""
     return [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in held}) for stage in stages]
 
 

@@ -30,6 +30,7 @@ def train(
     protocol: Protocol,
     key: tuple[int, int],  # (seed, round)
     purpose: Purpose = "batches",
+    head_inputs: Sequence[Tensor] | None = None,  # of each client's training images, where only the head trains
 ) -> tuple[State, Tensor]:
     """A visit of ``clients``: SGD through the stages; returns theta and each client's mean loss over its steps.
 
@@ -45,7 +46,7 @@ def train(
     for stage in stages:
         momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}
         for _ in range(stage.epochs if stage.rates else 0):
-            for plain in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name):
+            for plain in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name, head_inputs):
                 batch = replace(plain, start=start)
                 leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
                 loss = method.loss({**theta, **leaves}, batch)

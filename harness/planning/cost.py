@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.clients import ClientData, SplitName
-from fedprompt.harness.federation.evaluation import adapt
+from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState, payload_of
+from fedprompt.harness.federation.schedule import held_stages
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
@@ -102,8 +103,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
     """Every kind of pass over a batch of each client, as the harness makes it, to be counted or timed.
 
     `train STAGE` steps; `end` and `diagnose` close a visit; `evaluate` and `sweep` predict (with the method's own
-    number of draws, with all of them); `adapt` and `newcomer` are steps of clients that never took part and of those
-    kept out; `features` are frozen ones, computed once per run.
+    number of draws, with all of them); `adapt` are steps of clients that train their heads alone, on `inputs` that may
+    be computed once; `newcomer` are steps before that of clients kept out; `features` are frozen ones, once per run.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
@@ -111,6 +112,17 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     def step(stage: Stage) -> State:
         return train(method, theta, [replace(stage, epochs=1)], data, members, protocol, (0, ROUND))[0]
+
+    def adapt() -> State:
+        inputs = [torch.zeros(size, method.backbone.width, device=data.device) for size in batch.sizes]
+        once = inputs if method.fixed_inputs else None
+        stages = held_stages([method.adaptation(1)], theta)
+        return train(method, theta, stages, data, members, protocol, (0, ROUND), head_inputs=once)[0]
+
+    def newcomer() -> State:
+        _, held = federation.theta(state, members, newcomers=True)
+        stages = [replace(stage, epochs=1) for stage in held_stages(method.newcomer_stages(1), held)]
+        return train(method, held, stages, data, members, protocol, (0, ROUND))[0]
 
     def features() -> Tensor | None:
         if "features" not in method.needs:
@@ -125,8 +137,9 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         "diagnose": lambda: method.diagnostics(theta, replace(batch, stage="diagnose")),
         "evaluate": torch.no_grad()(lambda: method.predict(theta, batch)),
         "sweep": torch.no_grad()(lambda: method.predictions(theta, batch)),
-        "adapt": lambda: adapt(federation, state, members, epochs=1),
-        "newcomer": lambda: adapt(federation, state, members, epochs=1, newcomers=True),
+        "adapt": adapt,
+        "inputs": torch.no_grad()(lambda: method.head_inputs(theta, batch) if method.fixed_inputs else None),
+        "newcomer": newcomer,
         "features": torch.no_grad()(features),
     }
 
@@ -156,10 +169,13 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
     return Cost(clients * batch_size, flops, max(saved), down.floats, up.floats, down.bytes, up.bytes)
 
 
-def meta_method(name: str, backbone: FrozenViT, classes: int = 100, clients: int = 1, **params: Any) -> Method:
+def meta_method(
+    name: str, backbone: FrozenViT, classes: int = 100, clients: int = 1, head: str = PAPER, **params: Any
+) -> Method:
     """A registered method on shapes: ``classes`` classes, every client with an image of each."""
     cls = registry().get(name)
-    task = Task(tuple(map(str, range(classes))), torch.ones(clients, classes, dtype=torch.int64))
+    owner = head_owner(registry().resolve(name)[1] or cls.paper_policy) if head == PAPER else head
+    task = Task(tuple(map(str, range(classes))), torch.ones(clients, classes, dtype=torch.int64), owner)
     built: Any = build(cls.Params, params, name)
     return cls(built, backbone, task)
 

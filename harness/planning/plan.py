@@ -98,10 +98,12 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     torch.set_num_threads(site.threads)  # small tensors: more threads would only wait for each other
     by_hash: dict[str, Cell] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
-    for setting, row, cell in suite.planned():
+    for setting, row, _, cell in suite.planned():
         name = cell.hash
         by_hash[name] = cell
-        lines.setdefault((setting.table, setting.label, row.key, row.title), []).append(name)
+        line = lines.setdefault((setting.table, setting.label, row.key, row.title), [])
+        if name not in line:  # read under two policies, trained once
+            line.append(name)
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()})

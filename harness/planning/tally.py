@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -16,12 +16,10 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
-    AdaptationEpochs,
     Evaluation,
     Round,
-    adaptation_epochs,
-    adaptation_stages,
     auto_stack,
+    held_stages,
     schedule,
 )
 from fedprompt.harness.model.features import CHUNK
@@ -85,7 +83,7 @@ class Workload:
             predicted.add([test[client] for client in clients], batch_size)
             if evaluation.newcomers:
                 self.newcomers.add([train[client] for client in clients], batch_size)
-            elif epochs:
+            if epochs:
                 adapted = self.adapted.setdefault(epochs, Passes())
                 adapted.add([train[client] for client in clients], batch_size)
 
@@ -97,7 +95,6 @@ class Visitor:
     method: Method
     protocol: Protocol
     stack: int
-    adaptation: AdaptationEpochs
 
     def tally(self, work: Workload) -> Tally:
         method, epochs = self.method, self.protocol.epochs
@@ -117,9 +114,12 @@ class Visitor:
         count("evaluate", work.evaluated)
         count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
         for adapting, passes in work.adapted.items():
-            count("adapt", passes, _adaptation_passes(self, adapting))
+            times = _adaptation_passes(self, adapting)
+            count("adapt", passes, times)
+            if method.fixed_inputs and times:
+                count("inputs", passes)
         if work.newcomers.images:
-            count("newcomer", work.newcomers, _adaptation_passes(self, epochs, newcomers=True))
+            count("newcomer", work.newcomers, _newcomer_passes(self))
         return Tally(+images, +steps, work.visits, work.step)
 
 
@@ -152,7 +152,7 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
             spec = parse_partition(cell.partition)
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
         deal, visiting = deals[dealt], visitor(cell, dataset.num_classes)
-        run = (dealt, protocol, visiting.stack, visiting.adaptation)
+        run = (dealt, protocol, visiting.stack)
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -163,7 +163,7 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
 def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
     """Follow a run round by round."""
     protocol, total = visiting.protocol, Workload()
-    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack, visiting.adaptation):
+    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack):
         total.add_round(scheduled, deal.train, deal.test, protocol.batch_size)
     return total
 
@@ -177,9 +177,9 @@ def visitor(cell: Cell, classes: int) -> Visitor:
 def _visitor(
     name: str, params: tuple[tuple[str, Any], ...], spec: BackboneSpec, classes: int, protocol: Protocol
 ) -> Visitor:
-    method = meta_method(name, shape_backbone(spec), classes, **dict(params))
+    method = meta_method(name, shape_backbone(spec), classes, head=protocol.head, **dict(params))
     stack = protocol.stack or auto_stack(method, protocol.batch_size)
-    return Visitor(method, protocol, stack, adaptation_epochs(method, protocol))
+    return Visitor(method, protocol, stack)
 
 
 def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached: set[tuple[object, ...]]) -> Tally:
@@ -197,11 +197,21 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
 
 
 @cache
-def _adaptation_passes(visitor: Visitor, epochs: int, newcomers: bool = False) -> int:
-    """Passes over a client's data in an adaptation of so many epochs."""
+def _adaptation_passes(visitor: Visitor, epochs: int) -> int:
+    """Passes over a client's data while it trains its head for so many epochs."""
+    return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, newcomers=False)))
+
+
+@cache
+def _newcomer_passes(visitor: Visitor) -> int:
+    """Passes over a newcomer's data before it trains its head."""
+    stages = visitor.method.newcomer_stages(visitor.protocol.epochs)
+    return _epochs(held_stages(stages, _held(visitor, newcomers=True)))
+
+
+def _held(visitor: Visitor, newcomers: bool) -> Collection[str]:
     federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
-    _, theta = federation.theta(federation.start(), federation.members, newcomers)
-    return _epochs(adaptation_stages(visitor.method, epochs, theta, newcomers))
+    return federation.theta(federation.start(), federation.members, newcomers)[1].keys()
 
 
 def _epochs(stages: Iterable[Stage]) -> int:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedprompt.harness.cells.folder import FAILED, run_folder
 from fedprompt.harness.cells.suite import Planned, Suite
-from fedprompt.harness.federation.metrics import with_accuracy
+from fedprompt.harness.federation.metrics import per_client, trained_reading
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
 from fedprompt.harness.tracking.store import find_runs
 
@@ -69,7 +69,7 @@ class Recorded:
 
 def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
     """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``."""
-    planned = tuple(suite.planned())
+    planned = tuple(entry for entry in suite.planned() if entry.policy == entry.setting.policies[0])
     hashes = [entry.cell.hash for entry in planned]
     cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
     runs = find_runs(uri, cells.values())
@@ -81,7 +81,7 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
         {**place._asdict(), "cell": key, "seed": entry.cell.seed}
         for place, key, entry in zip(places, hashes, planned, strict=True)
     ]
-    records = with_accuracy(_placed(heads, read_records(uri, finished), RECORD_COLUMNS))
+    records = per_client(trained_reading(_placed(heads, read_records(uri, finished), RECORD_COLUMNS)))
     return Recorded(suite, planned, results, records, _placed(heads, read_rounds(uri, finished), ROUND_COLUMNS))
 
 
@@ -89,7 +89,7 @@ def _places(suite: Suite, planned: Sequence[Planned]) -> list[Place]:
     columns = {id(setting): suite.settings.index(setting) for setting in suite.settings}
     return [
         Place(setting.table, setting.kind, columns[id(setting)], setting.label, row.key, row.title)
-        for setting, row, _ in planned
+        for setting, row, _, _ in planned
     ]
 
 

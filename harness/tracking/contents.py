@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedprompt.harness.cells.cell import Cell, cell_from_json
-from fedprompt.harness.federation.metrics import per_round, with_accuracy
+from fedprompt.harness.federation.metrics import per_round, trained_reading
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -121,7 +121,7 @@ def read_curves(folder: Path) -> dict[int, Row]:
     """The same numbers, to the bit, that a running cell reports round by round."""
     with (folder / "rounds.csv").open(newline="") as file:
         logs = {int(row["round"]): row for row in csv.DictReader(file)}
-    accuracy: Any = per_round(with_accuracy(pd.read_csv(folder / "records.csv"))).to_dict("index")
+    accuracy: Any = per_round(trained_reading(pd.read_csv(folder / "records.csv"))).to_dict("index")
     return {
         round_: {**{name: float(row[name]) for name in row if _is_curve(name)}, **accuracy.get(round_, {})}
         for round_, row in logs.items()

@@ -28,14 +28,13 @@ def test_more_prompted_blocks_than_there_are_is_refused() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(("mode", "shared"), [("local", False), ("global", True), ("global_then_ft", True)])
-def test_who_owns_the_head(method: type[Method], mode: str, shared: bool) -> None:
-    federation = toy_federation(method, {"head_mode": mode})
+@pytest.mark.parametrize(("head", "shared"), [("local", False), ("global", True)])
+def test_who_owns_the_head(method: type[Method], head: str, shared: bool) -> None:
+    federation = toy_federation(method, head=head)
     state = federation.start()
     federation.step(state, [0, 1])
     assert ("head.weight" in state.server) is shared
     assert all(("head.weight" in personal) is not shared for personal in state.personal.values())
-    assert federation.method.finetune_before_evaluation() is (mode == "global_then_ft")
 
 
 def test_deep_with_one_prompted_block_is_shallow() -> None:

@@ -9,12 +9,10 @@ from fedprompt.methods import Method
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
-from fedprompt.methods.head_tune_ft import HeadTuneFT
-from fedprompt.methods.local_head import LocalHead
 
 
-def trained(method: type[Method], **params: Any) -> FederationState:
-    federation = toy_federation(method, {"lr": 0.3, **params})
+def trained(method: type[Method], head: str = "global", **params: Any) -> FederationState:
+    federation = toy_federation(method, {"lr": 0.3, **params}, head=head)
     state = federation.start()
     for cohort in ([0, 1, 2], [1, 3]):
         federation.step(state, cohort)
@@ -23,7 +21,7 @@ def trained(method: type[Method], **params: Any) -> FederationState:
 
 def test_cached_features_give_the_logits_of_the_images() -> None:
     cached = toy_federation(HeadTune)
-    live = toy_federation(FedVPT, {"length": 0, "head_mode": "global"})
+    live = toy_federation(FedVPT, {"length": 0}, head="global")
     _, theta = cached.theta(cached.start(), [0, 2])
     batches = [next(iter(f.data.ordered([0, 2], "test", 16, [torch.Generator()] * 2))) for f in (cached, live)]
     with_images = live.method.predict({**theta, "prompt": torch.zeros(2, 0, 32)}, batches[1])
@@ -31,29 +29,22 @@ def test_cached_features_give_the_logits_of_the_images() -> None:
 
 
 @pytest.mark.parametrize("prompted", [FedVPT, FedVPTDeep])
-@pytest.mark.parametrize(
-    ("plain", "mode"), [(HeadTune, "global"), (HeadTuneFT, "global_then_ft"), (LocalHead, "local")]
-)
-def test_prompts_of_length_zero_are_head_tuning(prompted: type[Method], plain: type[Method], mode: str) -> None:
+@pytest.mark.parametrize("head", ["local", "global"])
+def test_prompts_of_length_zero_are_head_tuning(prompted: type[Method], head: str) -> None:
     """Trained from images with empty prompts, and from cached features without any: the same heads."""
-    with_prompts, without = trained(prompted, length=0, head_mode=mode), trained(plain)
+    with_prompts, without = trained(prompted, head, length=0), trained(HeadTune, head)
     for name in without.server:
         torch.testing.assert_close(with_prompts.server[name], without.server[name], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(with_prompts.personal, without.personal, atol=1e-5, rtol=1e-5)
-    assert (mode == "local") == (not without.server)
+    assert (head == "local") == (not without.server)
 
 
 def test_head_tune_keeps_nothing_with_the_client() -> None:
     assert trained(HeadTune).personal == {0: {}, 1: {}, 2: {}, 3: {}}
 
 
-def test_head_tune_ft_trains_as_head_tune() -> None:
-    first, second = trained(HeadTune), trained(HeadTuneFT)
-    assert torch.equal(first.server["head.weight"], second.server["head.weight"])
-
-
 def test_local_heads_do_not_depend_on_others() -> None:
-    federation = toy_federation(LocalHead, {"lr": 0.3})
+    federation = toy_federation(HeadTune, {"lr": 0.3}, head="local")
     alone, beside = federation.start(), federation.start()
     federation.step(alone, [1])
     federation.step(beside, [0, 1, 3])
@@ -62,9 +53,9 @@ def test_local_heads_do_not_depend_on_others() -> None:
 
 def test_methods_start_alike() -> None:
     """One seed, one first head: differences between methods are not those of a draw."""
-    plain, deep = toy_federation(HeadTune).start(), toy_federation(FedVPTDeep, {"head_mode": "global"}).start()
+    plain, deep = toy_federation(HeadTune).start(), toy_federation(FedVPTDeep, head="global").start()
     assert torch.equal(plain.server["head.weight"], deep.server["head.weight"])
-    alone, local = toy_federation(LocalHead), toy_federation(FedVPTDeep)
+    alone, local = toy_federation(HeadTune, head="local"), toy_federation(FedVPTDeep)
     heads = [federation.personal(federation.start(), 0)["head.weight"] for federation in (alone, local)]
     assert torch.equal(*heads)
     assert torch.equal(deep.server["prompts"], local.start().server["prompts"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.policy import POLICIES
 from fedprompt.methods import Method, _registry, load_plugin
 from fedprompt.methods._registry import Registry, registry
 from fedprompt.methods.fedvpt import FedVPT
@@ -49,7 +50,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 
 def test_the_files_of_the_folder_are_found() -> None:
-    assert {"head-tune", "local-head", "head-tune-ft", "fedvpt", "fedvpt-d"} <= set(registry().names())
+    assert {"head-tune", "fedvpt", "fedvpt-d"} <= set(registry().names())
     assert registry().get("fedvpt") is FedVPT
 
 
@@ -57,6 +58,26 @@ def test_every_method_can_be_described() -> None:
     for name in registry().names():
         method = registry().get(name)
         assert all((method.title, method.paper, method.payload_formula))
+
+
+def test_aliases_stand_for_a_method_and_a_policy() -> None:
+    assert registry().resolve("local-head") == ("head-tune", "local")
+    assert registry().resolve("head-tune-ft") == ("head-tune", "global_then_ft")
+    assert registry().resolve("head-tune") == ("head-tune", "")
+    assert registry().get("local-head") is HeadTune
+    assert not {"local-head", "head-tune-ft"} & set(registry().names())
+
+
+def test_an_alias_is_no_name_for_another_method() -> None:
+    class Copy(HeadTune):
+        name = "local-head"
+
+    with pytest.raises(UserError, match="'local-head' is another name of 'head-tune'"):
+        registry().add(Copy, "here")
+
+
+def test_papers_choose_a_policy_there_is() -> None:
+    assert {registry().get(name).paper_policy for name in registry().names()} <= set(POLICIES)
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:

@@ -46,7 +46,8 @@ CASES = [
 def test_payload_at_vit_base(name: str, classes: int, down: int, up: int) -> None:
     name, *params = name.split()
     method = registry().get(name)
-    task = Task(tuple(map(str, range(classes))), torch.ones(6, classes))
+    head = "global" if name == "pep-fedpt" else "local"
+    task = Task(tuple(map(str, range(classes))), torch.ones(6, classes), head)
     built = method(build(method.Params, dict(param.split("=") for param in params), name), vit_base(), task)
     server = built.init_server(torch.Generator())
     received = built.download(server, [0])

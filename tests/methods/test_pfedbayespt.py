@@ -20,7 +20,7 @@ from fedprompt.methods.pfedbayespt import PFedBayesPT
 
 
 def test_shapes_of_the_state() -> None:
-    server = toy_federation(FULL, {"hidden": 6, "instance_length": 2, "depth_instance": 2}).start().server
+    server = toy_federation(FULL, {"hidden": 6, "instance_length": 2, "depth_instance": 2}, head="local").start().server
     shapes = {name: tuple(tensor.shape) for name, tensor in server.items()}
     mlp = {"0.weight": (2, 6, 17), "0.bias": (2, 6), "1.weight": (2, 2, 6), "1.bias": (2, 2)}
     assert shapes == {
@@ -319,10 +319,10 @@ def test_wrong_parameters_are_told_in_one_line(params: dict[str, Any], words: st
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("mode", ["local", "global", "global_then_ft"])
-def test_who_owns_the_head(mode: str) -> None:
-    federation = toy_federation(FULL, {"head_mode": mode})
-    assert ("head.weight" in federation.start().server) is (mode != "local")
+@pytest.mark.parametrize("head", ["local", "global"])
+def test_who_owns_the_head(head: str) -> None:
+    federation = toy_federation(FULL, head=head)
+    assert ("head.weight" in federation.start().server) is (head == "global")
 
 
 def test_variants_differ_in_their_defaults_only() -> None:

@@ -145,7 +145,7 @@ def test_only_the_prompt_travels() -> None:
 
 
 def test_a_global_head_is_averaged_beside_the_generator() -> None:
-    federation = toy_federation(PFedPG, {"head_mode": "global"})
+    federation = toy_federation(PFedPG, head="global")
     state = federation.start()
     head = state.server["head.weight"].clone()
     log = federation.step(state, [0, 1])
@@ -168,7 +168,7 @@ def test_newcomers_begin_with_the_mean_descriptor_of_those_who_took_part() -> No
     assert "prompt" not in sent
 
 
-def test_a_newcomer_trains_descriptor_and_head_through_the_frozen_generator() -> None:
+def test_a_newcomer_trains_its_descriptor_through_the_frozen_generator_and_then_its_head() -> None:
     federation = toy_federation(PFedPG)
     state = federation.start()
     federation.step(state, [0, 2])
@@ -177,6 +177,9 @@ def test_a_newcomer_trains_descriptor_and_head_through_the_frozen_generator() ->
     moved = {name for name in start if not torch.equal(start[name], adapted[name])}
     assert moved == {"descriptor", "head.weight", "head.bias"}
     assert not torch.equal(adapted["descriptor"][0], adapted["descriptor"][1])
+    as_it_is = adapt(federation, state, [1, 3], epochs=0, newcomers=True)
+    assert torch.equal(as_it_is["descriptor"], adapted["descriptor"])
+    assert torch.equal(as_it_is["head.weight"], start["head.weight"])
     assert [record.unseen for record in evaluate_unseen(federation, state, [1, 3])] == [True, True]
 
 

@@ -71,7 +71,7 @@ def test_a_plugin_gets_by_with_the_public_names(tmp_path: Path) -> None:
     )
     (name,) = load_plugin(file)
     method = fedprompt.methods.registry().get(name)
-    assert (method.Params().length, method.Params().head_mode) == (2, "local")
+    assert (method.Params().length, method.paper_policy) == (2, "local")
     assert [result.name for result in check_method(method) if not result.ok] == []
     with pytest.raises(fedprompt.methods.UserError, match="use 0 to 2"):
         toy_federation(method, {"block": 3})

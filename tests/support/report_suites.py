@@ -69,14 +69,14 @@ def run_all(suite: Suite, uri: str, out: Path, leave: int = 0) -> None:
 
 
 def _unseen(cell: Cell) -> list[Record]:
-    return [Record(2, 2, 700 + cell.seed, 1000, False, unseen=True)] if "unseen" in cell.partition else []
+    return [Record(2, 2, "photo", 700 + cell.seed, 1000, False, unseen=True)] if "unseen" in cell.partition else []
 
 
 def _sweep(cell: Cell) -> list[Record]:
     if not cell.protocol.sweep:
         return []
     draws = [(round_, client, v) for round_ in (1, 2) for client in (0, 1) for v in range(1, 11)]
-    return [Record(round_, client, 500 + v, 1000, True, samples=v) for round_, client, v in draws]
+    return [Record(round_, client, "photo", 500 + v, 1000, True, samples=v) for round_, client, v in draws]
 
 
 def report(suite: Suite, uri: str, out: Path, width: int = 100) -> tuple[str, str, pd.DataFrame]:
@@ -104,7 +104,7 @@ def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
             **{"status": "finished", "reason": "", "commit": "", "partition_hash": "ab12", "data_checksum": "cd34"},
             **{"floats_up": 50.0, "floats_down": 100.0, "rounds_counted": 2.0},
         }
-        for s, row, cell in suite.planned()
+        for s, row, _, cell in suite.planned()
     ]
     return pd.DataFrame(lines).assign(**{name: list(values) for name, values in numbers.items()})
 

@@ -33,7 +33,7 @@ def done_folder(
     """A folder as `run_cell` leaves it, from an accuracy a round and client; ``never`` took part in no round."""
     table = accuracies or [[0.25, 0.75]] * cell.protocol.rounds
     records = [
-        Record(round_, client, round(accuracy * TOTAL), TOTAL, client not in never)
+        Record(round_, client, "photo", round(accuracy * TOTAL), TOTAL, client not in never, policy=cell.protocol.head)
         for round_, row in enumerate(table, start=1)
         for client, accuracy in enumerate(row)
     ]

@@ -1,6 +1,6 @@
 """Right methods of unusual build: the properties must hold for them too."""
 
-# ruff: noqa: ARG002 - the signatures are the contract's
+
 
 from collections.abc import Sequence
 
@@ -13,13 +13,18 @@ from fedprompt.methods import Stage, State, prompt_init, shallow
 from fedprompt.methods.fedvpt import FedVPT
 
 
+def _head(tensors: State) -> State:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
+
+
 class Generator(FedVPT):
     """The server keeps a generator and one descriptor per client; what it sends is generated for each client."""
 
     def init_server(self, rng: torch.Generator) -> State:
-        width = self.backbone.width
+        width, shared = self.backbone.width, super().init_server(rng)
         return {
-            "base": super().init_prompts(rng)["prompt"],
+            "base": shared.pop("prompt"),
+            **shared,
             "map": torch.randn(width, width, generator=rng) / width,
             "descriptors": torch.randn(self.task.num_clients, width, generator=rng),
         }
@@ -28,17 +33,18 @@ class Generator(FedVPT):
         return server["base"] + (server["descriptors"][list(clients)] @ server["map"])[:, None]
 
     def download(self, server: State, clients: Sequence[int]) -> State:
-        return {"prompt": self._generate(server, clients)}
+        return {"prompt": self._generate(server, clients), **super().download(_head(server), clients)}
 
     def upload(self, theta: State, received: State) -> State:
-        return {"step": received["prompt"] - theta["prompt"]}
+        return {"step": received["prompt"] - theta["prompt"], **{name: theta[name] for name in _head(received)}}
 
     def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in server.items()}
+        new = super().aggregate(server, _head(uploads), weights, clients)
+        leaves = {name: server[name].clone().requires_grad_() for name in ("base", "map", "descriptors")}
         with torch.enable_grad():
             pull = (self._generate(leaves, clients) * uploads["step"]).sum((1, 2)) @ weights.to(uploads["step"])
         grads = torch.autograd.grad(pull, list(leaves.values()))
-        return {name: server[name] - 0.1 * grad for name, grad in zip(server, grads, strict=True)}
+        return new | {name: server[name] - 0.1 * grad for name, grad in zip(leaves, grads, strict=True)}
 
 
 class Groups(FedVPT):
@@ -101,10 +107,11 @@ class Proximal(FedVPT):
         return {**sent, "anchor": sent["prompt"]}
 
     def upload(self, theta: State, received: State) -> State:
-        return {"prompt": theta["prompt"]}
+        return {name: theta[name] for name in received if name != "anchor"}
 
     def payload(self) -> tuple[int, int]:
-        return 2 * self.prompt_floats(), self.prompt_floats()
+        down, up = super().payload()
+        return down + self.prompt_floats(), up
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
         return super().loss(theta, batch) + 0.25 * (theta["prompt"] - theta["anchor"]).square().sum((1, 2))

@@ -30,6 +30,30 @@ def test_defaults_and_text_give_the_same_hash() -> None:
     assert glyph_cell().hash == glyph_cell(params={"lr": "0.01", "length": "10"}, protocol={"rounds": 100}).hash
 
 
+@pytest.mark.parametrize(
+    ("changes", "method", "head", "finetune_epochs"),
+    [
+        ({}, "fedvpt", "local", 0),
+        ({"policy": "global"}, "fedvpt", "global", 0),
+        ({"policy": "global_then_ft"}, "fedvpt", "global", 5),
+        ({"policy": "global_then_ft", "protocol": {"epochs": 2}}, "fedvpt", "global", 2),
+        ({"policy": "global_then_ft", "protocol": {"finetune_epochs": 3}}, "fedvpt", "global", 3),
+        ({"protocol": {"head": "global", "finetune_epochs": 1}}, "fedvpt", "global", 1),
+        ({"policy": "local", "protocol": {"finetune_epochs": 3}}, "fedvpt", "local", 0),
+        ({"method": "head-tune"}, "head-tune", "global", 0),
+        ({"method": "head-tune", "protocol": {"finetune_epochs": 2}}, "head-tune", "global", 2),
+        ({"method": "local-head"}, "head-tune", "local", 0),
+        ({"method": "head-tune-ft"}, "head-tune", "global", 5),
+        ({"method": "pfedbayespt"}, "pfedbayespt", "global", 0),
+    ],
+)
+def test_a_cell_knows_who_owns_the_head(
+    changes: dict[str, object], method: str, head: str, finetune_epochs: int
+) -> None:
+    cell = glyph_cell(**changes)
+    assert (cell.method, cell.protocol.head, cell.protocol.finetune_epochs) == (method, head, finetune_epochs)
+
+
 def test_two_spellings_of_a_partition_are_one_cell() -> None:
     a = glyph_cell(partition="dirichlet:clients=5,alpha=0.50")
     assert a.hash == glyph_cell(partition="dirichlet:alpha=0.5,clients=5").hash
@@ -71,6 +95,10 @@ def test_phase_follows_the_evaluated_data() -> None:
         ({"protocol": {"round": 5}}, ["'round'", "'rounds'"]),
         ({"protocol": {"participation": 1.5}}, ["participation = 1.5", "[0, 1]"]),
         ({"seed": -1}, ["-1"]),
+        ({"policy": "locl"}, ["'locl'", "'local'"]),
+        ({"method": "local-head", "policy": "global"}, ["'local-head'", "'head-tune'"]),
+        ({"protocol": {"head": "global"}, "policy": "local"}, ["'local'", "'global'"]),
+        ({"protocol": {"finetune_epochs": 3}}, ["finetune_epochs = 3", "head = 'local'"]),
     ],
 )
 def test_bad_values_are_named_in_one_line(changes: dict[str, object], words: list[str]) -> None:

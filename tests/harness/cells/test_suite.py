@@ -40,7 +40,8 @@ def test_params_and_protocol_reach_their_cells() -> None:
 def test_every_suite_of_the_package_expands(name: str) -> None:
     suite = load_suite(name)
     planned, cells = list(suite.planned()), suite.cells()
-    assert len(planned) == sum(len(setting.rows) for setting in suite.settings) * len(suite.seeds)
+    shown = sum(1 if row.policy else len(setting.policies) for setting in suite.settings for row in setting.rows)
+    assert len(planned) == shown * len(suite.seeds)
     assert {entry.cell.hash for entry in planned} == {cell.hash for cell in cells}
     assert len({cell.hash for cell in cells}) == len(cells)
 
@@ -58,9 +59,9 @@ def test_a_suite_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         cells = suite.cells()
         for entry in suite.planned():
-            assert suite.cell(entry.setting, entry.row, entry.cell.seed) is entry.cell
-    assert len(cells) == 142
-    assert calls == len(suite.planned())
+            assert suite.cell(entry.setting, entry.row, entry.cell.seed, entry.policy) is entry.cell
+    assert len({cell.hash for cell in cells}) == len(cells)
+    assert calls == 2 / 3 * len(suite.planned())  # of three policies, two are readings of one training
 
 
 def test_a_changed_copy_is_expanded_anew() -> None:
@@ -123,12 +124,105 @@ def test_a_variant_is_a_row_of_its_own() -> None:
 
 def test_tuned_values_stand_between_the_suites_and_the_variants() -> None:
     raw = {**RAW, "methods": ["fedvpt", "long"], "variants": {"long": VARIANT}, "params": {"all": {"lr": 0.5}}}
-    tuned = {("fedvpt", "glyph-domains", "domains:m=1"): {"lr": 0.25, "length": 3}}
+    tuned = {("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.25, "length": 3}}
     suite = dataclasses.replace(parse_suite("x", raw), tuned=tuned)
     rates = {(e.setting.label, e.row.key): (e.cell.params["lr"], e.cell.params["length"]) for e in suite.planned()}
     assert rates[("m=1", "fedvpt")] == (0.25, 3)
     assert rates[("m=1", "long")] == (0.25, 7)
     assert rates[("m=3", "fedvpt")] == (0.5, 10)
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+
+def policies_of(raw: dict[str, Any]) -> dict[tuple[str, str], Cell]:
+    """Cells of the first setting and seed, by row and policy."""
+    suite = parse_suite("x", {**raw, "seeds": [0], "settings": [{**SETTING, "m": [1]}]})
+    return {(entry.row.key, entry.policy): entry.cell for entry in suite.planned()}
+
+
+def test_without_policies_every_method_has_the_one_of_its_paper() -> None:
+    cells = policies_of({**RAW, "methods": ["head-tune", "local-head", "head-tune-ft", "fedvpt"]})
+    shown = {row: (policy, cell.protocol.head, cell.protocol.finetune_epochs) for (row, policy), cell in cells.items()}
+    assert shown == {
+        "head-tune": ("paper", "global", 0),
+        "local-head": ("paper", "local", 0),
+        "head-tune-ft": ("paper", "global", 5),
+        "fedvpt": ("paper", "local", 0),
+    }
+
+
+def test_two_readings_share_a_cell() -> None:
+    cells = policies_of({**RAW, "policies": ["local", "global", "global_then_ft"], "protocol": {"epochs": 2}})
+    assert cells["fedvpt", "global"] is cells["fedvpt", "global_then_ft"]
+    assert cells["fedvpt", "global"].protocol.finetune_epochs == 2
+    assert (cells["fedvpt", "local"].protocol.head, cells["fedvpt", "local"].protocol.finetune_epochs) == ("local", 0)
+
+
+def test_the_global_policy_alone_is_read_once() -> None:
+    assert policies_of({**RAW, "policies": ["global"]})["fedvpt", "global"].protocol.finetune_epochs == 0
+
+
+def test_an_alias_is_shown_under_its_own_policy_only() -> None:
+    cells = policies_of({**RAW, "methods": ["local-head", "fedvpt"], "policies": ["local", "global"]})
+    assert set(cells) == {("local-head", "local"), ("fedvpt", "local"), ("fedvpt", "global")}
+    assert cells["local-head", "local"].method == "head-tune"
+
+
+def test_published_values_of_unseen_clients_stand_beside_fitted_heads() -> None:
+    setting = {**SETTING, "m": [1], "kind": "unseen", "partition": "domains:m={m},unseen=half"}
+    suite = parse_suite("x", {**RAW, "settings": [setting]})
+    assert {entry.row.key: entry.reading for entry in suite.planned()} == {
+        "head-tune": "global_then_ft",
+        "fedvpt": "local",
+    }
+
+
+def test_tuned_values_belong_to_one_owner_of_the_head() -> None:
+    tuned = {("fedvpt", "glyph-domains", "domains:m=1", "global"): {"lr": 0.25}}
+    suite = dataclasses.replace(parse_suite("x", {**RAW, "policies": ["local", "global"]}), tuned=tuned)
+    rates = {
+        e.policy: e.cell.params["lr"] for e in suite.planned() if e.row.key == "fedvpt" and e.setting.label == "m=1"
+    }
+    assert rates == {"local": 0.01, "global": 0.25}
+
+
+# -- ablations --------------------------------------------------------------------------------------------------------
+
+# What tells each row from the full method: by its method, then by itself.
+ABLATED = {
+    "pfedbayespt-d": {"mask_keep_prob", "samples"},
+    "pfedbayespt-g": {"mask_keep_prob", "samples", "mixture", "kl"},
+    "pfedbayespt": set(),
+    "full-without-mixture": {"mixture"},
+    "d-with-masks": set(),
+    "g-sampled": {"mask_keep_prob", "mixture", "kl", "test_prompt"},
+}
+
+
+@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+@pytest.mark.parametrize("tuning", [True, False])
+def test_rows_of_an_ablation_differ_in_the_ablated_values_only(name: str, tuning: bool) -> None:
+    suite = load_suite(name)
+    if tuning:  # every method its own rates, on every partition and with every head
+        tuned = {
+            (cell.method, cell.dataset, cell.partition, cell.protocol.head): {
+                "lr": 0.01 * place,
+                "encoder_lr": 1e-4 * place,
+            }
+            for place, cell in enumerate(suite.cells(), start=1)
+            if cell.method.startswith("pfedbayespt")
+        }
+        suite = dataclasses.replace(suite, tuned=tuned)
+    ablations = [entry for entry in suite.planned() if entry.setting.kind == "ablation"]
+    assert ablations
+    for entry in ablations:
+        reference = entry.setting.reference_row
+        assert reference is not None
+        full = suite.cell(entry.setting, reference, entry.cell.seed, entry.policy).params
+        shared = entry.cell.params.keys() & full.keys()
+        assert {key for key in shared if entry.cell.params[key] != full[key]} == ABLATED[entry.row.key]
+        assert entry.cell.protocol == suite.cell(entry.setting, reference, entry.cell.seed, entry.policy).protocol
 
 
 def test_only_keeps_rows_by_method_or_variant() -> None:
@@ -163,6 +257,11 @@ def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
         ({"tune": {"trails": 3}}, ["'trails'", "'trials'"]),
         ({"tune": {"seeds": [1, 100]}}, ["seed 1", "tuning"]),
         ({"tune": {"protocol": {"val_fraction": 0}}}, ["val_fraction = 0", "test data"]),
+        ({"policies": ["locl"]}, ["'locl'", "'local'"]),
+        ({"policies": []}, ["policies = []", "global_then_ft"]),
+        ({"policies": ["global"], "methods": ["local-head"]}, ["local-head", "'local'"]),
+        ({"params": {"local-head": {}}}, ["params.local-head", "params.head-tune"]),
+        ({"settings": [{**SETTING, "policies": ["globl"]}]}, ["'globl'", "'global'"]),
         ({"include": ["smoke"]}, ["'backbone'", "includes others"]),
     ],
 )

@@ -33,7 +33,9 @@ def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
     assert failures(method) == {}
 
 
-@pytest.mark.parametrize("params", [{"head_mode": "global_then_ft"}, {"length": 0}, {"head_init": "zeros"}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{"init": "tokens"}, {"length": 0}, {"head_init": "zeros"}, {"head_lr": 0.1}], ids=str
+)
 def test_other_parameters_conform(params: dict[str, object]) -> None:
     assert failures(FedVPT, params) == {}
 
@@ -44,6 +46,17 @@ def test_a_broken_method_is_caught_by_the_property_meant_for_it(method: type[Met
     assert not result.ok
     assert result.reason
     assert "\n" not in result.reason
+
+
+def test_a_method_that_is_right_with_one_head_only_is_caught() -> None:
+    class Forgets(FedVPT):
+        """It takes the head to be local, whatever the task says."""
+
+        def payload(self) -> tuple[int, int]:
+            return self.prompt_floats(), self.prompt_floats()
+
+    result = check_property(BY_NAME["payload"], Forgets)
+    assert result.reason.startswith("with a global head: round 1")
 
 
 def test_every_property_is_proven_able_to_fail() -> None:

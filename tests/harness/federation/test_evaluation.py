@@ -1,5 +1,6 @@
 import copy
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fedprompt.datasets import Partition
+from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_dataset, toy_federation
 from fedprompt.harness.federation.evaluation import Record, adapt, count_correct, evaluate, evaluate_unseen
+from fedprompt.harness.federation.policy import POLICIES, policy_protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State, registry
+from fedprompt.methods import Stage, State, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
-from fedprompt.methods.head_tune_ft import HeadTuneFT
-from fedprompt.methods.local_head import LocalHead
 
 
 class Stubborn(HeadTune):
@@ -33,7 +34,7 @@ def by_class(train: Sequence[dict[int, int]], test: Sequence[dict[int, int]]) ->
     labels = toy_dataset().labels
 
     def rows(counts: dict[int, int]) -> np.ndarray:
-        return np.concatenate([np.flatnonzero(labels == label)[:count] for label, count in counts.items()])
+        return np.concatenate([np.empty(0, int), *(np.flatnonzero(labels == k)[:count] for k, count in counts.items())])
 
     return Partition(tuple(map(rows, train)), tuple(map(rows, test)), tuple(map(rows, test)))
 
@@ -86,6 +87,21 @@ def test_predictions_restricted_to_the_classes_of_the_client() -> None:
     wanted = [(0, 0, 4), (1, 4, 5), (2, 0, 2), (3, 11, 11)]
     assert counted(evaluate(federation, state)) == wanted
     assert counted(evaluate(federation, state, clients=[1, 3])) == [wanted[1], wanted[3]]
+
+
+def test_each_domain_of_a_client_has_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    domains = np.array(toy_dataset().labels % 2)  # classes 0 and 2 are of one domain, 1 and 3 of another
+    dataset = dataclasses.replace(toy_dataset(), domains=domains, domain_names=("even", "odd"))
+    monkeypatch.setattr(toy, "toy_dataset", lambda: dataset)
+    federation, state = after(Stubborn, [], partition=by_class([{0: 2}] * 4, [*TEST[:3], {}]), batch_size=2)
+    assert [(r.client, r.domain, r.correct, r.total) for r in evaluate(federation, state)] == [
+        (0, "even", 0, 1),
+        (0, "odd", 3, 3),
+        (1, "even", 0, 4),
+        (1, "odd", 1, 1),
+        (2, "odd", 0, 2),
+        (3, "", 0, 0),
+    ]
 
 
 def test_records_say_the_round_and_who_took_part() -> None:
@@ -142,7 +158,7 @@ def test_exclude_marks_the_clients_to_leave_out() -> None:
 
 
 def test_a_client_that_took_part_is_not_adapted() -> None:
-    federation, state = after(LocalHead, [[0, 1]], never_sampled="finetune", epochs=1)
+    federation, state = after(HeadTune, [[0, 1]], head="local", never_sampled="finetune", epochs=1)
     _, theta = federation.theta(state, [0, 1])
     assert torch.equal(theta["head.bias"][1], state.personal[1]["head.bias"])
     assert evaluate(federation, state, clients=[0, 1]) == count_correct(federation, state, theta, [0, 1], "test")
@@ -166,15 +182,68 @@ def test_unseen_clients_adapt_and_are_marked() -> None:
 # -- adaptation of everybody ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "epochs"),
-    [(HeadTune, {"eval_ft_epochs": 3}, 3), (HeadTuneFT, {}, 2), (HeadTuneFT, {"eval_ft_epochs": 4}, 4)],
-)
-def test_everybody_adapts_before_evaluation(method: type, options: dict[str, int], epochs: int) -> None:
-    federation, state = after(method, [[0, 1]], **options)
+@pytest.mark.parametrize(("method", "epochs"), [(HeadTune, 3), (FedVPT, 2)])
+def test_everybody_finetunes_before_the_second_reading(method: type, epochs: int) -> None:
+    federation, state = after(method, [[0, 1]], head="global", finetune_epochs=epochs)
     theta = adapt(federation, state, [0, 1, 2, 3], epochs)
-    assert evaluate(federation, state) == count_correct(federation, state, theta, [0, 1, 2, 3], "test")
+    wanted = count_correct(federation, state, theta, [0, 1, 2, 3], "test")
+    records = evaluate(federation, state)
+    assert records[4:] == [dataclasses.replace(record, policy="global_then_ft") for record in wanted]
     assert not torch.equal(theta["head.weight"][0], state.server["head.weight"])
+
+
+@pytest.mark.parametrize("name", registry().names())
+def test_two_readings_of_one_training_equal_two_trainings(name: str) -> None:
+    """Fine-tuning for the second reading changes nothing that follows, bit for bit."""
+    records: dict[int, list[Record]] = {}
+    for epochs in (0, 2):
+        federation = toy_federation(registry().get(name), head="global", finetune_epochs=epochs)
+        state = federation.start()
+        records[epochs] = []
+        for _ in range(2):
+            federation.step(state)
+            records[epochs] += evaluate(federation, state)
+        records[epochs] += evaluate_unseen(federation, state, [3])
+    read_once = [record for record in records[2] if record.policy == "global"]
+    assert read_once == records[0]
+    assert len(records[2]) == 2 * len(records[0])
+
+
+def test_features_computed_once_give_the_head_of_features_computed_anew() -> None:
+    heads = []
+    for method in (FedVPT, type("Anew", (FedVPT,), {"fixed_inputs": False})):
+        federation, state = after(method, [[0, 1]], head="global")
+        heads.append(adapt(federation, state, [0, 1, 2, 3], epochs=3)["head.weight"])
+    torch.testing.assert_close(*heads, atol=1e-6, rtol=1e-5)
+
+
+# -- one rule of adaptation for all methods ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry().names())
+@pytest.mark.parametrize("policy", POLICIES)
+def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
+    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local head from its first draw, a copy of the global one, or nothing; 0 stands for a head left as it is."""
+    epochs = {"local": 2, "global": 0, "global_then_ft": 3}[policy]
+    federation = toy_federation(registry().get(name), epochs=2, participation=1.0, **policy_protocol(policy, 3))
+    state = federation.start()
+    trained: list[int] = []
+    monkeypatch.setattr(federation.method, "adaptation", _watched(federation.method.adaptation, trained))
+    evaluate(federation, state)
+    evaluate_unseen(federation, state, [2, 3])
+    assert {count for count in trained if count} == ({epochs} if epochs else set())
+    last_reading = [record.policy for record in evaluate_unseen(federation, state, [2, 3])][-1]
+    assert last_reading == policy
+
+
+def _watched(adaptation: Callable[[int], Stage], seen: list[int]) -> Callable[[int], Stage]:
+    def watched(epochs: int) -> Stage:
+        seen.append(epochs)
+        return adaptation(epochs)
+
+    return watched
 
 
 def test_adaptation_is_the_same_beside_others() -> None:
@@ -213,8 +282,8 @@ def test_post_local_adaptation_starts_from_what_the_client_trained() -> None:
     ("name", "options"),
     [
         ("fedvpt", {}),
-        ("head-tune-ft", {}),
-        ("fedvpt", {"eval_ft_epochs": 1}),
+        ("head-tune", {"finetune_epochs": 2}),
+        ("fedvpt", {"head": "global", "finetune_epochs": 1}),
         *[(name, {"eval_point": "post_local"}) for name in registry().names()],
     ],
 )

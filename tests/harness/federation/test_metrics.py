@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedprompt.harness.federation.evaluation import Record
-from fedprompt.harness.federation.metrics import per_round, records_frame, summarise
+from fedprompt.harness.federation.metrics import per_client, per_round, records_frame, summarise
 
 # Rounds 1 and 2 do not count. After that, client 0 is the worst of the odd rounds and client 1 of the even ones.
 EARLY, ODD, EVEN = (0.0, 0.0, 0.0), (0.2, 0.6, 1.0), (0.8, 0.4, 1.0)
@@ -14,7 +14,7 @@ TWELVE = [EARLY, EARLY, *[ODD, EVEN] * 5]
 
 def table(rounds: list[tuple[float, ...]], never: tuple[int, ...] = ()) -> list[Record]:
     return [
-        Record(round_, client, round(100 * accuracy), 100, client not in never)
+        Record(round_, client, "a", round(100 * accuracy), 100, client not in never)
         for round_, row in enumerate(rounds, start=1)
         for client, accuracy in enumerate(row)
     ]
@@ -39,7 +39,7 @@ def test_fewer_rounds_than_ten_all_count_and_are_named() -> None:
 
 
 def test_clients_weigh_the_same_whatever_their_size() -> None:
-    records = [Record(1, 0, 10, 10, True), Record(1, 1, 0, 990, True)]
+    records = [Record(1, 0, "a", 10, 10, True), Record(1, 1, "a", 0, 990, True)]
     assert summarise(records_frame(records), 1, 10, "finetune")["average"] == 0.5
 
 
@@ -59,13 +59,17 @@ def test_never_sampled_client_counts_by_policy(policy: str, worst: float) -> Non
 
 
 def test_a_client_is_left_out_only_until_it_takes_part() -> None:
-    records = [Record(1, 0, 0, 10, False), Record(1, 1, 8, 10, True), Record(2, 0, 2, 10, True)]
-    rounds = per_round(records_frame([*records, Record(2, 1, 8, 10, True)]), exclude_never_sampled=True)
+    records = [Record(1, 0, "a", 0, 10, False), Record(1, 1, "a", 8, 10, True), Record(2, 0, "a", 2, 10, True)]
+    rounds = per_round(records_frame([*records, Record(2, 1, "a", 8, 10, True)]), exclude_never_sampled=True)
     assert rounds["average"].tolist() == [0.8, 0.5]
 
 
 def test_unseen_clients_have_a_number_of_their_own() -> None:
-    records = [*table([(0.5, 0.7)]), Record(1, 2, 10, 100, False, unseen=True), Record(1, 3, 30, 100, False, True)]
+    records = [
+        *table([(0.5, 0.7)]),
+        Record(1, 2, "a", 10, 100, False, unseen=True),
+        Record(1, 3, "a", 30, 100, False, True),
+    ]
     summary = summarise(records_frame(records), 1, 10, "finetune")
     assert summary["average"] == pytest.approx(0.6)
     assert summary["unseen_average"] == pytest.approx(0.2)
@@ -73,9 +77,35 @@ def test_unseen_clients_have_a_number_of_their_own() -> None:
 
 
 def test_a_client_without_test_data_is_in_no_mean() -> None:
-    records = [Record(1, 0, 0, 0, True), Record(1, 1, 3, 4, True)]
+    records = [Record(1, 0, "a", 0, 0, True), Record(1, 1, "a", 3, 4, True)]
     summary = summarise(records_frame(records), 1, 10, "finetune")
     assert (summary["average"], summary["worst_local"]) == (0.75, 0.75)
+
+
+def test_domains_of_a_client_are_added_up_before_anything_else() -> None:
+    """9 of 12 and 1 of 2, not the means of the domains' shares."""
+    records = [Record(1, 0, "a", 9, 10, True), Record(1, 0, "b", 0, 2, True), Record(1, 1, "b", 1, 2, True)]
+    summary = summarise(records_frame(records), 1, 10, "finetune")
+    assert (summary["average"], summary["worst_local"]) == (0.625, 0.5)
+    assert per_client(records_frame(records))["accuracy"].tolist() == [0.75, 0.5]
+
+
+def test_the_finetuned_reading_has_keys_of_its_own() -> None:
+    trained = table([(0.5, 0.7)] * 2)
+    finetuned = [replace(record, correct=record.correct + 10, policy="global_then_ft") for record in trained]
+    alone, both = (summarise(records_frame(records), 2, 10, "finetune") for records in (trained, trained + finetuned))
+    assert {key: both[key] for key in alone} == alone
+    assert both.keys() - alone.keys() == {f"{key}_ft" for key in alone}
+    assert (both["average_ft"], both["worst_local_ft"]) == (pytest.approx(0.7), pytest.approx(0.6))
+
+
+def test_a_summary_says_whether_accuracy_still_moves() -> None:
+    rising = [(0.05 * round_,) for round_ in range(1, 13)]
+    moving, settled = (
+        summarise(records_frame(table(rounds)), 12, 10, "finetune") for rounds in (rising, [(0.6,)] * 12)
+    )
+    assert (moving["moving"], moving["drift"]) == (1.0, pytest.approx(10))
+    assert (settled["moving"], settled["drift"]) == (0.0, 0.0)
 
 
 def test_draws_of_the_sweep_do_not_count_in_tables() -> None:

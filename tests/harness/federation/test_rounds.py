@@ -23,7 +23,6 @@ from fedprompt.methods import Method, State, Task, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
-from fedprompt.methods.local_head import LocalHead
 
 
 def split(*train: Sequence[int]) -> Partition:
@@ -37,7 +36,7 @@ def toy(method: type[Method]) -> Federation:
     return toy_federation(method)
 
 
-def crowd(clients: int, participation: float, seed: int = 0, method: type[Method] = LocalHead) -> Federation:
+def crowd(clients: int, participation: float, seed: int = 0, method: type[Method] = HeadTune) -> Federation:
     """So many clients, for questions that do not look at their data."""
     few = toy(method)
     return Federation(few.method, few.data, Protocol(participation=participation), seed, range(clients))
@@ -72,7 +71,7 @@ def test_cohort_sizes(clients: int, participation: float, size: int) -> None:
 
 def test_every_method_sees_the_same_cohorts() -> None:
     rounds = range(1, 20)
-    methods = [crowd(20, 0.2, method=method) for method in (HeadTune, LocalHead, FedVPTDeep)]
+    methods = [crowd(20, 0.2, method=method) for method in (HeadTune, FedVPT, FedVPTDeep)]
     first, *others = [[federation.cohort(r) for r in rounds] for federation in methods]
     assert others == [first, first]
 
@@ -88,7 +87,7 @@ def test_everybody_gets_a_turn() -> None:
 
 
 def test_only_members_take_part() -> None:
-    whole = toy(LocalHead)
+    whole = toy(HeadTune)
     federation = Federation(whole.method, whole.data, Protocol(participation=0.5), seed=0, members=[1, 3])
     assert {client for round_ in range(1, 21) for client in federation.cohort(round_)} == {1, 3}
 
@@ -173,7 +172,7 @@ def test_personal_state_survives_rounds_without_its_client() -> None:
 
 
 def test_a_visit_begins_where_the_last_one_ended() -> None:
-    federation = toy_federation(LocalHead)
+    federation = toy_federation(HeadTune, head="local")
     state = federation.start()
     federation.step(state, [0])
     _, theta = federation.theta(state, [0, 3])
@@ -237,14 +236,13 @@ def test_the_backbone_is_frozen(name: str) -> None:
 
 # Floats of one client and round at ViT-B/16's shapes, C = 10 and 100.
 PAYLOADS = [
-    ("head-tune", {}, 7_690, 76_900),
-    ("head-tune-ft", {}, 7_690, 76_900),
-    ("local-head", {}, 0, 0),
-    ("fedvpt", {}, 7_680, 7_680),
-    ("fedvpt", {"head_mode": "global"}, 15_370, 84_580),
-    ("fedvpt-d", {}, 92_160, 92_160),
-    ("fedvpt-d", {"depth": 6}, 46_080, 46_080),
-    ("fedvpt-d", {"head_mode": "global_then_ft"}, 99_850, 169_060),
+    ("head-tune", "global", {}, 7_690, 76_900),
+    ("head-tune", "local", {}, 0, 0),
+    ("fedvpt", "local", {}, 7_680, 7_680),
+    ("fedvpt", "global", {}, 15_370, 84_580),
+    ("fedvpt-d", "local", {}, 92_160, 92_160),
+    ("fedvpt-d", "local", {"depth": 6}, 46_080, 46_080),
+    ("fedvpt-d", "global", {}, 99_850, 169_060),
 ]
 
 
@@ -255,11 +253,11 @@ def vit_b() -> FrozenViT:
     return FrozenViT(vit, "vit_base_patch16_224", "random", (0.5,) * 3, (0.5,) * 3)
 
 
-@pytest.mark.parametrize(("name", "params", "ten", "hundred"), PAYLOADS)
-def test_measured_payload(name: str, params: State, ten: int, hundred: int, vit_b: FrozenViT) -> None:
+@pytest.mark.parametrize(("name", "head", "params", "ten", "hundred"), PAYLOADS)
+def test_measured_payload(name: str, head: str, params: State, ten: int, hundred: int, vit_b: FrozenViT) -> None:
     for classes, floats in ((10, ten), (100, hundred)):
         cls = registry().get(name)
-        task = Task(tuple(map(str, range(classes))), torch.ones(4, classes))
+        task = Task(tuple(map(str, range(classes))), torch.ones(4, classes), head)
         method = cls(build(cls.Params, params, name), vit_b, task)
         data = ClientData(toy_dataset(), toy_partition(), cls.needs)
         federation = Federation(method, data, Protocol(epochs=0, stack=2), seed=0)
@@ -311,7 +309,7 @@ def test_statistics_of_a_visit_can_be_sent() -> None:
 
 
 def test_a_method_that_sends_nothing_still_trains() -> None:
-    federation = toy_federation(LocalHead)
+    federation = toy_federation(HeadTune, head="local")
     state = federation.start()
     log = federation.step(state, [0, 1])
     assert (log.floats_down, log.floats_up, log.bytes_down, log.bytes_up) == (0, 0, 0, 0)

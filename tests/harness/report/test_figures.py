@@ -40,7 +40,7 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
             **{"accuracy": level + 0.1 * cell.seed + 0.2 * (round_ - 1) + 0.1 * client},
             **{"participated": True, "unseen": False, "samples": 0, "partition": partition},
         }
-        for s, row, cell in suite.planned()
+        for s, row, _, cell in suite.planned()
         for round_ in (1, 2)
         for client in (0, 1)
     ]
