@@ -36,14 +36,14 @@ def a_study(**protocol: object) -> Suite:
 
 def test_differences_are_taken_seed_by_seed() -> None:
     suite = a_study()
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, ACCURACIES))
+    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(ACCURACIES))
     assert paired.keys() == {(0, D)}  # none for the reference
     assert paired[0, D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
 
 
 def test_interval_is_over_clients_of_the_mean_over_seeds() -> None:
     suite = a_study()
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, ACCURACIES))[0, D]
+    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(ACCURACIES))[0, D]
     assert paired.clients == 3  # whose means over seeds are 10, 10 and 10
     assert (paired.low, paired.high) == pytest.approx((10.0, 10.0))
 
@@ -52,7 +52,7 @@ def test_interval_of_one_seed() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES)
     results.loc[results["seed"] == 1, "status"] = "missing"
-    records = records_frame(suite, {key: table for key, table in ACCURACIES.items() if key[2] == 0})
+    records = records_frame({key: table for key, table in ACCURACIES.items() if key[2] == 0})
     paired = paired_differences(suite, results, records)[0, D]
     assert paired.by_seed == pytest.approx({0: 20.0})
     half = T2 * 10 / math.sqrt(3)  # of 10, 20 and 30
@@ -66,14 +66,14 @@ def test_a_client_is_paired_with_itself() -> None:
         (0, D, 0): [[], [0.1, 0.5, 0.9]],
         (0, FULL, 0): [[], [0.2, 0.6, 1.0]],
     }
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, accuracies))[0, D]
+    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(accuracies))[0, D]
     assert (paired.low, paired.high) == pytest.approx((-10.0, -10.0))
 
 
 @pytest.mark.parametrize(("policy", "clients"), [("finetune", 3), ("as_is", 3), ("exclude", 2)])
 def test_clients_that_never_took_part_count_by_policy(policy: str, clients: int) -> None:
     suite = a_study(never_sampled=policy)
-    records = records_frame(suite, ACCURACIES)
+    records = records_frame(ACCURACIES)
     records["participated"] = records["client"] != 0
     paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records)
     assert paired[0, D].clients == clients
@@ -81,7 +81,7 @@ def test_clients_that_never_took_part_count_by_policy(policy: str, clients: int)
 
 def test_unseen_clients_and_other_v_are_not_counted() -> None:
     suite = a_study()
-    records = records_frame(suite, ACCURACIES)
+    records = records_frame(ACCURACIES)
     more = pd.concat([records, records.assign(client=7, unseen=True), records.assign(samples=1, accuracy=0.0)])
     paired = paired_differences(suite, results_frame(suite, average=AVERAGES), more)[0, D]
     assert (paired.clients, paired.low) == (3, pytest.approx(10.0))
@@ -100,7 +100,7 @@ def table_of(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> list
 def test_the_table() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
-    assert table_of(suite, results, records_frame(suite, ACCURACIES)) == [
+    assert table_of(suite, results, records_frame(ACCURACIES)) == [
         ["Average", "60.00±14.14", "50.00±0.00"],
         ["Difference", "+10.00±14.14", "reference"],
         ["Each seed", "+20.00, +0.00", ""],
@@ -113,7 +113,7 @@ def test_without_the_reference_differences_are_missing() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
     results.loc[results["row"] == FULL, "status"] = "failed"
-    table = table_of(suite, results, records_frame(suite, ACCURACIES))
+    table = table_of(suite, results, records_frame(ACCURACIES))
     assert [column[1:] for column in table[:2]] == [["60.00±14.14", "failed"], ["–", "reference"]]
 
 
@@ -121,13 +121,13 @@ def test_fewer_seeds_than_planned_are_marked() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
     results.loc[(results["row"] == D) & (results["seed"] == 1), "status"] = "missing"
-    assert table_of(suite, results, records_frame(suite, ACCURACIES))[1][1] == "+20.00 (1/2)"
+    assert table_of(suite, results, records_frame(ACCURACIES))[1][1] == "+20.00 (1/2)"
 
 
 def test_differences_are_in_the_summary() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES)
-    paired = paired_differences(suite, results, records_frame(suite, ACCURACIES))
+    paired = paired_differences(suite, results, records_frame(ACCURACIES))
     line = with_paired(summarise_seeds(results), paired).set_index("row").loc[D]
     assert line[["paired_difference", "paired_seeds", "paired_clients"]].tolist() == pytest.approx([10.0, 2, 3])
     assert line["paired_std"] == pytest.approx(20 / 2**0.5)

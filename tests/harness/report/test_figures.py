@@ -39,8 +39,9 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
             **{"row": row.key, "title": row.title, "seed": cell.seed, "round": round_, "client": client},
             **{"accuracy": level + 0.1 * cell.seed + 0.2 * (round_ - 1) + 0.1 * client},
             **{"participated": True, "unseen": False, "samples": 0, "partition": partition},
+            **{"policy": policy, "reading": s.reading(row, policy)},
         }
-        for s, row, _, cell in suite.planned()
+        for s, row, policy, cell in suite.planned()
         for round_ in (1, 2)
         for client in (0, 1)
     ]
@@ -49,7 +50,7 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
 
 def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFrame:
     records = records_of(suite)
-    keys = ["table", "kind", "column", "setting", "row", "title", "seed", "round"]
+    keys = ["table", "kind", "column", "setting", "row", "title", "policy", "seed", "round"]
     return records[keys].drop_duplicates().assign(cohort="0 1", loss=loss, bytes_up=bytes_up)
 
 
