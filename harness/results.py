@@ -66,7 +66,8 @@ def read_summaries(source: str | Path, cells: Iterable[Cell] | None = None) -> p
 def draw_accuracy(records: pd.DataFrame) -> "Figure":
     """Average accuracy over rounds: one panel per data set and partition, one line per method, a band over its runs.
 
-    Before any fine-tuning. ``records`` are those of `read_records`; choose rows first if runs of one method differ in more than their seeds.
+    ``records`` are those of `read_records`, read before any fine-tuning; choose rows first if runs of one method differ
+    in more than their seeds.
     """
     from fedprompt.harness.report.figures.curves import band
     from fedprompt.harness.report.figures.style import label_y, legend, looks, panels, print_style

@@ -19,9 +19,8 @@ class Entry:
 
     text: str
     below: str = ""  # its second line
-    value: float | None = None  # as printed, if it may be compared
-    rank: int = 0  # 1 for the best of a column, 2 for the second
-    marks: str = ""  # letters of the notes that belong to it
+    bold: bool = False  # the best of its column, and distinguishable from the second
+    marks: str = ""  # signs of the notes that belong to it
 
     @property
     def width(self) -> int:
@@ -44,7 +43,7 @@ class Column:
 class Note(NamedTuple):
     """A footnote of a table."""
 
-    mark: str  # a letter that entries carry; empty where it is about the whole table
+    mark: str  # a sign that entries carry; empty where it is about the whole table
     text: str
 
 
@@ -106,9 +105,3 @@ def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:
         if max(sum(column.width + GAP for column in row) for row in rows) <= room:
             return rows
     return []
-
-
-def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Mark the best value and the second; equal ones share the mark."""
-    order = sorted({entry.value for entry in entries if entry.value is not None}, reverse=True)[:2]
-    return tuple(replace(e, rank=order.index(e.value) + 1) if e.value in order else e for e in entries)

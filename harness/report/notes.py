@@ -62,7 +62,10 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     kinds = {setting.kind for setting in suite.settings}
     lines = [
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
-        f"over the last {over} rounds{fewer}; {spread}. Best bold, second underlined."
+        f"over the last {over} rounds{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
+        "the second.",
+        "Gain: difference to no prompt under the same head policy, in points, paired by seed and client, with its 95 % "
+        "interval over further clients and seeds. docs/statistics.md says how it is made.",
     ]
     if "unseen" in kinds:
         lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
@@ -72,7 +75,7 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
         lines.append("[ ]: the value without clients that never took part (never_sampled = exclude).")
     share = results.assign(done=results["status"] == "finished").groupby(PLACE)["done"].mean()
     if share.between(0, 1, inclusive="neither").any():
-        lines.append("(k/n): only k of n seeds are finished; such a mean is not ranked.")
+        lines.append("(k/n): only k of n seeds are finished; such a mean is never bold.")
     if "heterogeneity" in kinds:
         lines.append("Sent: what one client uploads in one round, floats of 4 bytes.")
     return lines

@@ -162,7 +162,7 @@ def a_document(folder: Path) -> Document:
     results.loc[1, "status"] = "failed"
     results.loc[2, "status"] = "missing"
     records = records_frame({(2, key, 0): [[0.5, 0.6]] * 2 for key in ("pfedbayespt", "no-mixture")})
-    summary, paired = summarise_suite(suite, results, records, folder)
+    summary = summarise_suite(suite, results, records, folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     figure = WrittenFigure(
         "dot", "A dot & more", "A dot: 100 %.", folder / "figures/dot.png", folder / "figures/dot.pdf"
@@ -170,4 +170,4 @@ def a_document(folder: Path) -> Document:
     canvas = matplotlib.figure.Figure(figsize=(1, 1))
     for path in (figure.png, figure.pdf):
         canvas.savefig(path)
-    return compose(suite, results, summary, paired, [figure])
+    return compose(suite, results, summary, [figure])

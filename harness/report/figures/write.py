@@ -12,8 +12,10 @@ from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
+from fedprompt.harness.report.figures.ranks import figures_ranks
 from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save
 from fedprompt.harness.report.figures.tuning import figures_tuning
+from fedprompt.harness.report.findings import ranks_by_policy
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset) -> It
     yield from figures_cost(recorded, load)
     yield from figures_vsweep(recorded.suite, recorded.results, summary)
     yield from figures_spread(recorded.suite, recorded.records)
+    for ranks in ranks_by_policy(summary).values():
+        yield from figures_ranks(ranks)
 
 
 def _named(figure: DrawnFigure, policy: str) -> DrawnFigure:

@@ -7,8 +7,6 @@ from rich.text import Text
 
 from fedprompt.harness.report.document import GAP, Document, Entry, Grid
 
-STYLES = {1: "bold", 2: "underline"}
-
 
 def show(document: Document, console: Console) -> None:
     """Print with rich; a table wider than the terminal is continued below itself.
@@ -45,6 +43,6 @@ def _print(grid: Grid, console: Console) -> None:
 
 
 def _styled(entry: Entry) -> Text:
-    text = Text(entry.text, style=STYLES.get(entry.rank, ""))
-    text.append(entry.marks, style="dim not bold not underline")
-    return text.append(f"\n{entry.below}", style="not bold not underline") if entry.below else text
+    text = Text(entry.text, style="bold" if entry.bold else "")
+    text.append(entry.marks, style="dim not bold")
+    return text.append(f"\n{entry.below}", style="not bold") if entry.below else text
