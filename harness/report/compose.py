@@ -80,7 +80,7 @@ def _concluded(grid: Grid, part: pd.DataFrame, concluded: Sentences) -> Grid:
 def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
     grids = tuple(published_grids(suite, summary))
     if grids:
-        apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.caution for g in grids)
+        apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.aside for g in grids)
         yield Section(PUBLISHED, (*apart, *about_papers(suite)), grids)
     elif any(setting.published for setting in suite.settings):
         where = "paper/*.csv, of the results folder or of the package"

@@ -57,6 +57,7 @@ class Grid:
     columns: tuple[Column, ...]
     corner: str = "Method"
     caution: str = ""  # stands above the table, for readers who see only this table
+    aside: bool = False  # not printed in the terminal
     notes: tuple[Note, ...] = ()
 
     @property

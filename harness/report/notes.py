@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
 
@@ -83,12 +84,16 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
 
 def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
     """The values that tuning chose, by method and setting."""
-    # Canonical, as tuned values are stored.
-    settings = dict.fromkeys((s.dataset, str(parse_partition(s.partition))) for s in suite.settings)
+    keys = _tuned_keys(results)
+    settings = list(dict.fromkeys(key[1:] for key in keys))
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
-        Column(dataset, partition, tuple(Entry(_values(suite.tuned.get((m, dataset, partition)))) for m, _ in methods))
-        for dataset, partition in settings
+        Column(
+            dataset,
+            f"{partition}, {head} head",
+            tuple(Entry(_values(suite.tuned.get((method, dataset, partition, head)))) for method, _ in methods),
+        )
+        for dataset, partition, head in settings
     )
     grid = Grid(
         "tuned",
@@ -104,9 +109,17 @@ def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
 def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
     if not suite.tuned:
         return "untuned: the suite's or the methods' own"
-    cells = results.drop_duplicates("cell")[["method", "dataset", "partition"]]
-    count = sum(key in suite.tuned for key in cells.itertuples(index=False, name=None))
-    return f"tuned on held-out data: {count} of {len(cells)} cells"
+    keys = _tuned_keys(results.drop_duplicates("cell"))
+    return f"tuned on held-out data: {sum(key in suite.tuned for key in keys)} of {len(keys)} cells"
+
+
+def _tuned_keys(results: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    """Method, data set, canonical partition and who owns the head, as tuned values are stored."""
+    lines = results[["method", "dataset", "partition", "reading"]].itertuples(index=False, name=None)
+    return [
+        (method, dataset, str(parse_partition(partition)), head_owner(reading))
+        for method, dataset, partition, reading in lines
+    ]
 
 
 def _values(values: Mapping[str, Any] | None) -> str:

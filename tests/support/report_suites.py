@@ -15,7 +15,8 @@ from fedprompt.harness.cells.suite import Row, Setting, Suite
 from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.report import write_report
-from fedprompt.harness.report.collect import NUMBERS, Recorded
+from fedprompt.harness.report.collect import NUMBERS, Recorded, summarise_seeds
+from fedprompt.harness.report.comparisons import compare, with_gains
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
@@ -146,13 +147,18 @@ def records_frame(
     return frame.assign(participated=True, unseen=False, samples=0, total=1000, policy=policy, reading=reading)
 
 
+def numbers_frame(suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Every number of the tables, without printed values; no gains without records."""
+    return with_gains(summarise_seeds(results), {} if records is None else compare(suite, results, records))
+
+
 def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:
     """As if these frames had been collected."""
     return Recorded(suite, tuple(suite.planned()), results, records, rounds)
 
 
 def a_document(folder: Path) -> Document:
-    """Every kind of table and one figure: values of all ranks, a missing one, a failed one whose reason is nasty."""
+    """Every kind of table and one figure: a value that leads, a missing one, a failed one whose reason is nasty."""
     suite = every_kind()
     count = len(list(suite.planned()))
     values = [0.5 + 0.01 * place for place in range(count)]
@@ -161,7 +167,8 @@ def a_document(folder: Path) -> Document:
     results.loc[0, ["status", "reason"]] = ["failed", "a_b & 50% of <c> | #1 {x} ~ ^ \\ $y [z](u) *w* `v` µ ψ"]
     results.loc[1, "status"] = "failed"
     results.loc[2, "status"] = "missing"
-    records = records_frame({(2, key, 0): [[0.5, 0.6]] * 2 for key in ("pfedbayespt", "no-mixture")})
+    clients = {"pfedbayespt": [0.5, 0.6, 0.7, 0.4], "no-mixture": [0.55, 0.66, 0.75, 0.46]}
+    records = records_frame({(2, key, seed): [level] * 2 for key, level in clients.items() for seed in suite.seeds})
     summary = summarise_suite(suite, results, records, folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     figure = WrittenFigure(

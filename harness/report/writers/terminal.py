@@ -17,7 +17,7 @@ def show(document: Document, console: Console) -> None:
         if section.folded:
             continue
         for grid in section.grids:
-            if not grid.caution:
+            if not grid.aside:
                 _print(grid, console)
         for line in section.text:
             console.print(Text(line, style="dim"))

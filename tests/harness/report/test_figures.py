@@ -202,9 +202,9 @@ def test_accuracy_against_bytes_is_the_mean_over_settings_with_the_deviation_ove
 
 
 def test_a_method_that_sends_nothing_has_a_place() -> None:
-    suite = a_suite(("local-head", "fedvpt"))
+    suite = a_suite(("head-tune", "fedvpt"))
     rounds = rounds_of(suite)
-    rounds.loc[rounds["row"] == "local-head", "bytes_up"] = 0
+    rounds.loc[rounds["row"] == "head-tune", "bytes_up"] = 0
     results = results_frame(suite, average=[0.5, 0.6])
     collected = recorded(suite, results, records_of(suite), rounds)
     [ax] = drawn(figures_cost.figures_cost(collected, no_data), "accuracy-bytes")
@@ -254,7 +254,7 @@ def test_clients_that_never_took_part_are_drawn_by_policy(policy: str, dots: lis
 def test_spread_names_every_method_once() -> None:
     suite = a_suite(("head-tune", "fedvpt"), TWO)
     [ax] = drawn(figures_spread(suite, records_of(suite)), "client-spread")
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["Head-Tune", "FedVPT"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["No prompt", "FedVPT"]
 
 
 def test_who_has_what_counts_train_images() -> None:

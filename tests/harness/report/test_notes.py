@@ -91,13 +91,15 @@ def test_marks_are_explained_only_where_they_are_used() -> None:
 
 
 def test_tuned_values_are_shown_by_method_and_setting() -> None:
-    tuned = {("fedvpt", "glyph-domains", "domains:m=1"): {"lr": 0.3}}
+    tuned = {("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}}
     suite = a_suite(m=(1, 2), tuned=tuned)
     section = tuned_section(suite, results_frame(suite))
     assert section.text == ("Tuned on held-out data: 1 of 4 cells, on seeds 100, which no table reports.",)
     [grid] = section.grids
-    assert grid.rows == ("Head-Tune", "FedVPT")
-    assert [[entry.text for entry in column.entries] for column in grid.columns] == [["–", "lr=0.3"], ["–", "–"]]
+    assert grid.rows == ("No prompt", "FedVPT")
+    shown = {column.metric: [entry.text for entry in column.entries] for column in grid.columns}
+    assert shown["domains:m=1, local head"] == ["–", "lr=0.3"]
+    assert shown["domains:m=1, global head"] == shown["domains:m=2, local head"] == ["–", "–"]
     assert dict(facts(suite, results_frame(suite)))["Learning rates"] == "tuned on held-out data: 1 of 4 cells"
 
 
