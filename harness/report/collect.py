@@ -103,7 +103,7 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
 
 def _readings(files: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], pd.DataFrame]:
     """Records by cell and reading, with the domains of each client added up."""
-    frames = {}
+    frames: dict[tuple[str, str], pd.DataFrame] = {}
     for key, records in files.items():
         trained = per_client(trained_reading(records))
         frames |= {(key, reading): trained for reading in ("local", "global")}

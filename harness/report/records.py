@@ -13,8 +13,10 @@ from fedprompt.harness.tracking.store import first_line, public
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-RECORD_COLUMNS = ("round", "client", "domain", "correct", "total", "participated", "unseen", "samples", "policy")
-RECORD_COLUMNS += ("partition",)
+RECORD_COLUMNS = (
+    *("round", "client", "domain", "correct", "total", "participated", "unseen", "samples", "policy"),
+    "partition",
+)
 ROUND_COLUMNS = ("round", "cohort", "loss", "floats_down", "floats_up", "bytes_down", "bytes_up")
 
 
