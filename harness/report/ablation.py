@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.report.accuracies import by_policy
 from fedprompt.harness.report.collect import METRICS, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import Comparisons
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
@@ -45,16 +46,16 @@ def paired_differences(suite: Suite, results: pd.DataFrame, comparisons: Compari
     """Those of all ablations; the reference itself has none."""
     paired = {}
     finished = results[(results["kind"] == "ablation") & (results["status"] == "finished")]
-    for (column, policy), cells in finished.groupby(["column", "policy"], sort=False):
+    for column, policy, cells in by_policy(finished):
         averages = {str(key): part.set_index("seed")["average"] for key, part in cells.groupby("row")}
-        reference = suite.settings[int(column)].reference
-        comparison = comparisons.get((int(column), str(policy)))
+        reference = suite.settings[column].reference
+        comparison = comparisons.get((column, policy))
         for key in averages.keys() - {reference} if reference in averages else ():
             by_seed = ((averages[key] - averages[reference]) * 100).dropna()
             difference = comparison.differences.get(key) if comparison else None
             interval = (difference.clients, difference.low, difference.high) if difference else NO_INTERVAL
             by_seed_values = dict(zip(by_seed.index, by_seed, strict=True))
-            paired[int(column), str(policy), key] = PairedDifference(by_seed_values, *interval)
+            paired[column, policy, key] = PairedDifference(by_seed_values, *interval)
     return paired
 
 
@@ -77,14 +78,14 @@ def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: PairedDiffere
     titles = row_titles(part)
     several = part["policy"].nunique() > 1
     columns: list[Column] = []
-    for (column, policy), numbers in part.groupby(["column", "policy"], sort=False):
-        setting = suite.settings[int(column)]
-        label = f"{setting.label}, {POLICY_HEADINGS[str(policy)].lower()}" if several else setting.label
+    for column, policy, numbers in by_policy(part):
+        setting = suite.settings[column]
+        label = f"{setting.label}, {POLICY_HEADINGS[policy].lower()}" if several else setting.label
         by_row = {number["row"]: number for _, number in numbers.iterrows()}
         averages = tuple(result_entry(by_row[key]) if key in by_row else Entry("") for key in titles)
         columns.append(Column(label, METRICS["average"], averages))
         if setting.reference:
-            pairs = {key: paired.get((int(column), str(policy), key)) for key in titles if key in by_row}
+            pairs = {key: paired.get((column, policy, key)) for key in titles if key in by_row}
             columns += _difference_columns(label, titles, setting.reference, pairs, len(suite.seeds))
     notes = (*NOTES, *moving_notes(columns))
     return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)

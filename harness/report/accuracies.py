@@ -1,6 +1,6 @@
 """Accuracies of clients, for tables and figures alike: the one place that says which clients and rounds count."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
@@ -9,6 +9,12 @@ from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
 
 ENTRY = ["column", "policy", "row"]  # what the seeds of one number share
+
+
+def by_policy(frame: pd.DataFrame) -> Iterator[tuple[int, str, pd.DataFrame]]:
+    """Number of the setting, policy and their lines, in the frame's order."""
+    for (column, policy), part in frame.groupby(["column", "policy"], sort=False):
+        yield int(str(column)), str(policy), part
 
 
 def protocol_of(setting: Setting) -> Protocol:

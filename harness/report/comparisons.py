@@ -5,11 +5,12 @@ The control is the method without prompts under the same reading of the head. In
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting, Suite
-from fedprompt.harness.report.accuracies import by_row, client_accuracies, unseen_accuracies
+from fedprompt.harness.report.accuracies import by_policy, by_row, client_accuracies, unseen_accuracies
 from fedprompt.harness.report.inference import PERCENTILES, Difference, Leader, deciles, distinguishable, holm, paired
 from fedprompt.harness.report.power import Detectable, smallest_detectable
 
@@ -38,15 +39,14 @@ def compare(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Compa
     kind_of_record = records["column"].map(kinds)
     trained = client_accuracies(suite.settings, records[kind_of_record.isin(["heterogeneity", "ablation"])])
     unseen = unseen_accuracies(records[kind_of_record == "unseen"])
-    images = records["total"].median() if len(records) else 0
     comparisons = {}
     for part in (trained, unseen):
-        for (column, policy), accuracies in part.groupby(["column", "policy"], sort=False):
+        for column, policy, accuracies in by_policy(part):
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
-            setting = suite.settings[int(column)]
-            table = by_row(accuracies)
+            setting, table = suite.settings[column], by_row(accuracies)
             table = table[[row.key for row in setting.rows if row.key in table]]
-            comparisons[int(column), str(policy)] = _comparison(setting, table, entries, int(images))
+            images = int(records.loc[records["column"] == column, "total"].median())
+            comparisons[column, policy] = _comparison(setting, table, entries, images)
     return comparisons
 
 
@@ -72,13 +72,14 @@ def _comparison(setting: Setting, table: pd.DataFrame, entries: pd.DataFrame, te
 
 def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Each control with the rows that it is compared with, itself included."""
+    keys = [str(row) for row in table]
     if setting.kind == "ablation":
-        if setting.reference in table:
-            yield setting.reference, list(table)
+        if setting.reference in keys:
+            yield setting.reference, keys
         return
-    plain = [row.key for row in setting.rows if row.method == NO_PROMPT and not row.params and row.key in table]
-    for reading in dict.fromkeys(readings[row] for row in table):
-        rows = [row for row in table if readings[row] == reading]
+    plain = [row.key for row in setting.rows if row.method == NO_PROMPT and not row.params]
+    for reading in dict.fromkeys(readings[row] for row in keys):
+        rows = [row for row in keys if readings[row] == reading]
         control = next((row for row in plain if row in rows), None)
         if control is not None:
             yield control, rows
@@ -93,16 +94,16 @@ def with_gains(summary: pd.DataFrame, comparisons: Comparisons) -> pd.DataFrame:
     return summary.assign(**pd.DataFrame([_gain(number, comparisons) for number in summary.to_dict("records")]))
 
 
-def _gain(number: Mapping[str, object], comparisons: Comparisons) -> dict[str, object]:
+def _gain(number: Mapping[Any, Any], comparisons: Comparisons) -> dict[str, object]:
     row, kind, nan = str(number["row"]), str(number["kind"]), float("nan")
     numbers = ("gain", "gain_low", "gain_high", "gain_p_adjusted", "smallest_detectable", *DECILES)
     values: dict[str, object] = {**dict.fromkeys(numbers, nan), "control": False, "leads": False}
-    comparison = comparisons.get((int(str(number["column"])), str(number["policy"])))
+    comparison = comparisons.get((number["column"], number["policy"]))
     if comparison is None or row not in comparison.accuracies or number["metric"] != COMPARED.get(kind):
         return values
     leader, difference = comparison.leader, comparison.differences.get(row)
     values |= {"leads": leader is not None and leader.distinguishable and leader.best == row}
-    values |= deciles(comparison.accuracies[[row]]).loc[row].to_dict()
+    values |= {str(name): value for name, value in deciles(comparison.accuracies[[row]]).loc[row].items()}
     if row in comparison.detectable:
         values["smallest_detectable"] = comparison.detectable[row].points
     if kind == "ablation":

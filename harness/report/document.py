@@ -36,8 +36,13 @@ class Column:
     entries: tuple[Entry, ...]
 
     @property
+    def heading(self) -> list[str]:
+        """The setting in lines, cut at commas."""
+        return self.setting.replace(", ", ",\n").split("\n")
+
+    @property
     def width(self) -> int:
-        return max(len(self.setting), len(self.metric), *(entry.width for entry in self.entries))
+        return max(*map(len, [*self.heading, self.metric]), *(entry.width for entry in self.entries))
 
 
 class Note(NamedTuple):

@@ -77,7 +77,8 @@ def _means(group: Group, keys: Sequence[str], metrics: Sequence[str]) -> Iterato
         lines = group.numbers[group.numbers["metric"] == metric].set_index("row")
         yield Column(group.heading, METRICS[metric], _entries(lines, keys))
         if lines["control"].any():
-            yield Column(group.heading, "Gain", tuple(_gain(lines.loc[k]) if k in lines.index else BLANK for k in keys))
+            gains = {str(key): _gain(number) for key, number in lines.iterrows()}
+            yield Column(group.heading, "Gain", tuple(gains.get(key, BLANK) for key in keys))
 
 
 def _gain(number: "pd.Series[Any]") -> Entry:
@@ -114,10 +115,8 @@ def _spread(group: Group, keys: Sequence[str], main: str, others: Sequence[str])
         )
     if lines[DECILES].notna().any(axis=None):
         for decile in DECILES:
-            values = lines[decile].reindex(keys)
-            texts = [
-                "" if k not in lines.index else MISSING if pd.isna(values[k]) else f"{values[k]:.1f}" for k in keys
-            ]
+            values = lines[decile].to_dict()
+            texts = ["" if k not in values else MISSING if pd.isna(values[k]) else f"{values[k]:.1f}" for k in keys]
             yield Column(group.heading, f"{decile[1:]} %", tuple(map(Entry, texts)))
 
 
@@ -127,8 +126,8 @@ def vsweep(title: str, part: pd.DataFrame) -> Grid:
     lines = part.drop_duplicates(place)[[*place, "setting", "title"]]
     settings, policies = (lines[name].nunique() > 1 for name in ("column", "policy"))
     names = [
-        ", ".join([line.title, *[line.setting] * settings, *[POLICY_HEADINGS[line.policy].lower()] * policies])
-        for line in lines.itertuples()
+        ", ".join([line["title"], *[line["setting"]] * settings, *[POLICY_HEADINGS[line["policy"]].lower()] * policies])
+        for line in lines.to_dict("records")
     ]
     keys = list(lines[place].itertuples(index=False, name=None))
     columns = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedprompt.datasets import Dataset, load_dataset
+from fedprompt.harness.federation.metrics import FINETUNED
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
@@ -57,7 +58,12 @@ def _draw(
     policies = list(recorded.results["policy"].unique())
     for policy in policies:
         figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load)
-        yield from figures if len(policies) == 1 else (_named(figure, policy) for figure in figures)
+        if len(policies) == 1:
+            yield from figures
+        else:
+            # Two readings of one training have one loss.
+            is_second = policy == FINETUNED and "global" in policies
+            yield from (_named(f, policy) for f in figures if not (is_second and f.name.startswith("loss-")))
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)

@@ -32,8 +32,10 @@ def _print(grid: Grid, console: Console) -> None:
         title = grid.title + (" (continued)" if number else "")
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0))
         table.add_column(grid.corner, no_wrap=True)
+        lines = max(len(column.heading) for column in part.columns)
         for column in part.columns:
-            head = Text(f"{column.setting}\n{column.metric}".lstrip(), justify="right")
+            padding = [""] * (lines - len(column.heading))  # so that metrics stand on one line
+            head = Text("\n".join([*column.heading, *padding, column.metric]).lstrip(), justify="right")
             table.add_column(head, justify="right", no_wrap=True)
         for row, name in enumerate(part.rows):
             table.add_row(Text(name), *(_styled(column.entries[row]) for column in part.columns))

@@ -19,6 +19,7 @@ from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
 from fedprompt.harness.report.collect import collect, summarise_seeds
 from fedprompt.harness.report.figures import cost as figures_cost
+from fedprompt.harness.report.figures import write
 from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import bytes_sent, compute, image_flops, whole_tables
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_points, sweep
@@ -386,3 +387,15 @@ def test_a_suite_without_results_has_no_figures(tmp_path: Path, uri: str) -> Non
     collected = collect(every_kind(), uri)
     summary = summary_of(collected.suite, collected.results)
     assert write_figures(collected, summary, tmp_path / "figures") == []
+
+
+def test_results_are_drawn_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = a_suite(settings=(a_setting(methods=("fedvpt",), policies=("local", "global", "global_then_ft")),))
+    results = results_frame(suite).assign(average=0.5)
+    collected = recorded(suite, results, records_of(suite), rounds_of(suite))
+    monkeypatch.setattr(write, "load_dataset", lambda name, **_: no_data(name))
+    names = [figure.name for figure in write_figures(collected, summary_of(suite, results), tmp_path)]
+    assert [name for name in names if name.startswith("accuracy-rounds")] == [
+        f"accuracy-rounds-{policy}" for policy in ("local", "global", "global-then-ft")
+    ]
+    assert [name for name in names if name.startswith("loss")] == ["loss-rounds-local", "loss-rounds-global"]
