@@ -15,7 +15,7 @@ from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.cells.folder import is_done
 from fedprompt.harness.cells.suite import Row
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.metrics import per_client
+from fedprompt.harness.federation.metrics import per_client, trained_reading
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
 from fedprompt.methods import registry
 
@@ -66,12 +66,13 @@ def read_summaries(source: str | Path, cells: Iterable[Cell] | None = None) -> p
 def draw_accuracy(records: pd.DataFrame) -> "Figure":
     """Average accuracy over rounds: one panel per data set and partition, one line per method, a band over its runs.
 
-    ``records`` are those of `read_records`; choose rows first if runs of one method differ in more than their seeds.
+    ``records`` are those of `read_records`, read before any fine-tuning; choose rows first if runs of one method differ
+    in more than their seeds.
     """
     from fedprompt.harness.report.figures.curves import band
     from fedprompt.harness.report.figures.style import label_y, legend, looks, panels, print_style
 
-    trained = records[~records["unseen"] & (records["samples"] == 0)]
+    trained = trained_reading(records[~records["unseen"] & (records["samples"] == 0)])
     keys = ["dataset", "partition", "method", "cell", "round"]
     averages = (100 * trained.groupby(keys)["accuracy"].mean()).rename("value").reset_index()
     known, methods = registry().names(), averages["method"].unique()

@@ -1,33 +1,29 @@
-"""The ablation: differences from one row, paired, with their spread over seeds and over clients.
+"""The ablation: differences from one row, paired, with their spread over seeds and their interval.
 
 Two questions, two columns. How steady is the difference when partition, selection and initialisation change? The
-difference of each seed, their mean and sample standard deviation. How sure is its sign over clients? Differences are
-taken between the same client of the same seed (`accuracies.client_accuracies`), averaged over seeds, and a t interval
-is put around their mean over clients. All clients weigh the same. The interval speaks about clients like these, not
-about further seeds.
+difference of each seed, their mean and sample standard deviation. How sure is it? The interval of `inference.paired`,
+which speaks about further clients and further seeds.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import pandas as pd
-from scipy import stats
 
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.report.accuracies import client_accuracies
-from fedprompt.harness.report.collect import METRICS
-from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, ranked
-from fedprompt.harness.report.tables import result_entry, row_titles, signed, slug
+from fedprompt.harness.report.accuracies import by_policy
+from fedprompt.harness.report.collect import METRICS, POLICY_HEADINGS
+from fedprompt.harness.report.comparisons import Comparisons
+from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
+from fedprompt.harness.report.tables import moving_notes, result_entry, row_titles, signed, slug
 
-CONFIDENCE = 0.95
 NOTES = (
     Note("", "Difference: Average minus the reference's, in points, seed by seed; mean ± sample standard deviation."),
-    Note(
-        "",
-        "95 % CI: t interval over clients of the paired difference (same seed, same client, mean over the reported "
-        "rounds, then over seeds). It speaks about clients like these, not about further seeds.",
-    ),
+    Note("", "95 % CI: of the paired difference (same seed, same client), over further clients and seeds like these."),
 )
+
+
+NO_INTERVAL = (0, float("nan"), float("nan"))
 
 
 class PairedDifference(NamedTuple):
@@ -43,56 +39,29 @@ class PairedDifference(NamedTuple):
         return pd.Series(list(self.by_seed.values()), dtype=float)
 
 
-PairedDifferences = Mapping[tuple[int, str], PairedDifference]  # by number of the setting and key of the row
+PairedDifferences = Mapping[tuple[int, str, str], PairedDifference]  # by number of the setting, policy and key of row
 
 
-def paired_differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> PairedDifferences:
+def paired_differences(suite: Suite, results: pd.DataFrame, comparisons: Comparisons) -> PairedDifferences:
     """Those of all ablations; the reference itself has none."""
-    studies = {
-        column: setting.reference
-        for column, setting in enumerate(suite.settings)
-        if setting.kind == "ablation" and setting.reference
-    }
-    accuracies = client_accuracies(suite.settings, records[records["column"].isin(studies)])
     paired = {}
-    for column, reference in studies.items():
-        cells = results[(results["column"] == column) & (results["status"] == "finished")]
+    finished = results[(results["kind"] == "ablation") & (results["status"] == "finished")]
+    for column, policy, cells in by_policy(finished):
         averages = {str(key): part.set_index("seed")["average"] for key, part in cells.groupby("row")}
-        if reference not in averages:
-            continue
-        clients = accuracies[accuracies["column"] == column]
-        by_row = clients.pivot(index=["seed", "client"], columns="row", values="accuracy")
-        for key in averages.keys() - {reference}:
+        reference = suite.settings[column].reference
+        comparison = comparisons.get((column, policy))
+        for key in averages.keys() - {reference} if reference in averages else ():
             by_seed = ((averages[key] - averages[reference]) * 100).dropna()
-            by_client = _client_differences(by_row, key, reference)
-            paired[column, key] = PairedDifference(
-                dict(zip(by_seed.index, by_seed, strict=True)), len(by_client), *t_interval(by_client)
-            )
+            difference = comparison.differences.get(key) if comparison else None
+            interval = (difference.clients, difference.low, difference.high) if difference else NO_INTERVAL
+            by_seed_values = dict(zip(by_seed.index, by_seed, strict=True))
+            paired[column, policy, key] = PairedDifference(by_seed_values, *interval)
     return paired
-
-
-def _client_differences(accuracies: pd.DataFrame, key: str, reference: str) -> pd.Series:
-    """The paired difference of each client in points, mean over the seeds that both rows have."""
-    if key not in accuracies or reference not in accuracies:
-        return pd.Series(dtype=float)
-    difference = (accuracies[key] - accuracies[reference]).dropna() * 100
-    return difference.groupby("client").mean()
-
-
-def t_interval(values: pd.Series) -> tuple[float, float]:
-    """The confidence interval of the mean; nothing is known from fewer than two values."""
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    # Scaled here, because scipy answers nan where all values are equal.
-    low, high = (
-        edge * values.std(ddof=1) / len(values) ** 0.5 for edge in stats.t.interval(CONFIDENCE, len(values) - 1)
-    )
-    return float(values.mean() + low), float(values.mean() + high)
 
 
 def with_paired(summary: pd.DataFrame, paired: PairedDifferences) -> pd.DataFrame:
     """The summary with the columns `paired_...` for rows of an ablation."""
-    rows = [paired.get(key) for key in zip(summary["column"], summary["row"], strict=True)]
+    rows = [paired.get(key) for key in summary[["column", "policy", "row"]].itertuples(index=False, name=None)]
     nan = float("nan")
     return summary.assign(
         paired_difference=[pair.values.mean() if pair else nan for pair in rows],
@@ -105,18 +74,21 @@ def with_paired(summary: pd.DataFrame, paired: PairedDifferences) -> pd.DataFram
 
 
 def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: PairedDifferences) -> Grid:
-    """Average, then the difference from the reference: over seeds, of each seed, over clients."""
+    """Average, then the difference from the reference: over seeds, of each seed, with its interval."""
     titles = row_titles(part)
+    several = part["policy"].nunique() > 1
     columns: list[Column] = []
-    for column in part["column"].unique():
+    for column, policy, numbers in by_policy(part):
         setting = suite.settings[column]
-        by_row = {number["row"]: number for _, number in part[part["column"] == column].iterrows()}
-        averages = [result_entry(by_row[key]) if key in by_row else Entry("") for key in titles]
-        columns.append(Column(setting.label, METRICS["average"], ranked(averages)))
+        label = f"{setting.label}, {POLICY_HEADINGS[policy].lower()}" if several else setting.label
+        by_row = {number["row"]: number for _, number in numbers.iterrows()}
+        averages = tuple(result_entry(by_row[key]) if key in by_row else Entry("") for key in titles)
+        columns.append(Column(label, METRICS["average"], averages))
         if setting.reference:
-            pairs = {key: paired.get((column, key)) for key in titles if key in by_row}
-            columns += _difference_columns(setting.label, titles, setting.reference, pairs, len(suite.seeds))
-    return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=NOTES)
+            pairs = {key: paired.get((column, policy, key)) for key in titles if key in by_row}
+            columns += _difference_columns(label, titles, setting.reference, pairs, len(suite.seeds))
+    notes = (*NOTES, *moving_notes(columns))
+    return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)
 
 
 def _difference_columns(

@@ -1,12 +1,20 @@
 """Accuracies of clients, for tables and figures alike: the one place that says which clients and rounds count."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
+
+ENTRY = ["column", "policy", "row"]  # what the seeds of one number share
+
+
+def by_policy(frame: pd.DataFrame) -> Iterator[tuple[int, str, pd.DataFrame]]:
+    """Number of the setting, policy and their lines, in the frame's order."""
+    for (column, policy), part in frame.groupby(["column", "policy"], sort=False):
+        yield int(str(column)), str(policy), part
 
 
 def protocol_of(setting: Setting) -> Protocol:
@@ -32,16 +40,28 @@ def reported_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.D
 
 
 def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
-    """One row per column, row, seed and counted client: its mean accuracy over the reported rounds.
+    """One row per column, policy, row, seed and counted client: its mean accuracy over the reported rounds.
 
     Clients without test data have no accuracy and no row.
     """
     counted = reported_records(settings, counted_records(settings, records))
-    means = counted.groupby(["column", "row", "seed", "client"], sort=False)["accuracy"].mean()
+    means = counted.groupby([*ENTRY, "seed", "client"], sort=False)["accuracy"].mean()
     return means.dropna().reset_index()
 
 
+def unseen_accuracies(records: pd.DataFrame) -> pd.DataFrame:
+    """The same of clients that were kept out of training: their accuracy in the last state."""
+    unseen = records[records["unseen"].astype(bool) & (records["samples"] == 0)]
+    last = unseen[unseen["round"] == unseen.groupby([*ENTRY, "seed"])["round"].transform("max")]
+    return last[[*ENTRY, "seed", "client", "accuracy"]].dropna(subset=["accuracy"])
+
+
 def round_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
-    """One row per column, row, seed and evaluated round: the mean accuracy over the counted clients."""
+    """One row per column, policy, row, seed and evaluated round: the mean accuracy over the counted clients."""
     counted = counted_records(settings, records)
-    return counted.groupby(["column", "row", "seed", "round"], sort=False)["accuracy"].mean().reset_index()
+    return counted.groupby([*ENTRY, "seed", "round"], sort=False)["accuracy"].mean().reset_index()
+
+
+def by_row(accuracies: pd.DataFrame) -> pd.DataFrame:
+    """Accuracies of one column and policy as (seed, client) x row: what `inference` compares."""
+    return accuracies.pivot(index=["seed", "client"], columns="row", values="accuracy")

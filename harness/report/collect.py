@@ -16,7 +16,8 @@ import pandas as pd
 
 from fedprompt.harness.cells.folder import FAILED, run_folder
 from fedprompt.harness.cells.suite import Planned, Suite
-from fedprompt.harness.federation.metrics import per_client, trained_reading
+from fedprompt.harness.federation.metrics import FINETUNED, finetuned_reading, per_client, trained_reading
+from fedprompt.harness.federation.policy import POLICIES
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
 from fedprompt.harness.tracking.store import find_runs
 
@@ -29,6 +30,12 @@ METRICS = {
     "unseen_average": "Unseen Average",
     **{f"average_samples_{samples}": f"V={samples}" for samples in range(1, 11)},
 }
+POLICY_HEADINGS = {
+    "local": "Local head",
+    "global": "Global head",
+    "global_then_ft": "Global head, fine-tuned",
+    "paper": "Head as in the paper",
+}
 OF_KIND = {  # what the tables of each kind print
     "heterogeneity": ("average", "worst_local"),
     "unseen": ("unseen_average",),
@@ -37,7 +44,7 @@ OF_KIND = {  # what the tables of each kind print
 }
 EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}
 COSTS = ("rounds_counted", "never_sampled", "floats_down", "floats_up", "seconds_per_round")
-NUMBERS = (*METRICS, *EXCLUDE.values(), *COSTS)
+NUMBERS = (*METRICS, *EXCLUDE.values(), "drift", "moving", *COSTS)
 TAGS = {"commit": "git_commit", "partition_hash": "partition_hash", "data_checksum": "data_checksum"}
 STATUS = {"FINISHED": "finished", "FAILED": "failed"}  # of MLflow's; all others count as missing
 
@@ -51,6 +58,8 @@ class Place(NamedTuple):
     setting: str  # its label
     row: str  # key
     title: str
+    policy: str  # of the head, as the setting lists it, maybe `paper`
+    reading: str  # the policy that it stands for
 
 
 PLACE = list(Place._fields)
@@ -63,13 +72,19 @@ class Recorded:
     suite: Suite
     planned: tuple[Planned, ...]
     results: pd.DataFrame  # one row per planned entry: status (finished, failed, missing) and the numbers if finished
-    records: pd.DataFrame  # one row per finished entry, evaluated round and client: counts and accuracy
+    records: pd.DataFrame  # one row per finished entry, evaluated round and client: counts and accuracy in its reading
     rounds: pd.DataFrame  # one row per finished entry and round: the cohort's loss and payload, diagnostics
+
+    def under(self, policy: str) -> "Recorded":
+        """Only the entries of one policy, as it is listed."""
+        planned = tuple(entry for entry in self.planned if entry.policy == policy)
+        frames = (frame[frame["policy"] == policy] for frame in (self.results, self.records, self.rounds))
+        return Recorded(self.suite, planned, *frames)
 
 
 def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
     """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``."""
-    planned = tuple(entry for entry in suite.planned() if entry.policy == entry.setting.policies[0])
+    planned = suite.planned()
     hashes = [entry.cell.hash for entry in planned]
     cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
     runs = find_runs(uri, cells.values())
@@ -81,15 +96,26 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
         {**place._asdict(), "cell": key, "seed": entry.cell.seed}
         for place, key, entry in zip(places, hashes, planned, strict=True)
     ]
-    records = per_client(trained_reading(_placed(heads, read_records(uri, finished), RECORD_COLUMNS)))
-    return Recorded(suite, planned, results, records, _placed(heads, read_rounds(uri, finished), ROUND_COLUMNS))
+    records = _placed(heads, _readings(read_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
+    rounds = {(key, reading): frame for key, frame in read_rounds(uri, finished).items() for reading in POLICIES}
+    return Recorded(suite, planned, results, records, _placed(heads, rounds, ROUND_COLUMNS))
+
+
+def _readings(files: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], pd.DataFrame]:
+    """Records by cell and reading, with the domains of each client added up."""
+    frames: dict[tuple[str, str], pd.DataFrame] = {}
+    for key, records in files.items():
+        trained = per_client(trained_reading(records))
+        frames |= {(key, reading): trained for reading in ("local", "global")}
+        frames[key, FINETUNED] = per_client(finetuned_reading(records))
+    return frames
 
 
 def _places(suite: Suite, planned: Sequence[Planned]) -> list[Place]:
     columns = {id(setting): suite.settings.index(setting) for setting in suite.settings}
     return [
-        Place(setting.table, setting.kind, columns[id(setting)], setting.label, row.key, row.title)
-        for setting, row, _, _ in planned
+        Place(s.table, s.kind, columns[id(s)], s.label, row.key, row.title, policy, s.reading(row, policy))
+        for s, row, policy, _ in planned
     ]
 
 
@@ -111,18 +137,26 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
         "reason": reason,
         "code": cell.code,
         **{name: tags.get(tag, "") for name, tag in TAGS.items()},
-        **{name: metrics.get(name, float("nan")) for name in NUMBERS},
+        **{name: metrics.get(_metric(name, entry.reading), float("nan")) for name in NUMBERS},
     }
 
 
+def _metric(name: str, reading: str) -> str:
+    """What a number is called in MLflow: costs are of the training, all others of one reading."""
+    return f"{name}_ft" if reading == FINETUNED and name not in COSTS else name
+
+
 def _placed(
-    heads: Sequence[Mapping[str, Any]], files: Mapping[str, pd.DataFrame], columns: Sequence[str]
+    heads: Sequence[Mapping[str, Any]], files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]
 ) -> pd.DataFrame:
-    """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice."""
-    available = [head for head in heads if head["cell"] in files]
+    """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice.
+
+    ``files`` are by cell and reading.
+    """
+    available = [head for head in heads if (head["cell"], head["reading"]) in files]
     if not available:
-        return pd.DataFrame(columns=[*PLACE, "cell", "seed", *columns])
-    frames = [files[head["cell"]] for head in available]
+        return pd.DataFrame(columns=list(dict.fromkeys([*PLACE, "cell", "seed", *columns])))
+    frames = [files[head["cell"], head["reading"]] for head in available]
     repeated = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
     lead = pd.DataFrame(available).iloc[repeated].reset_index(drop=True)
     body = pd.concat(frames, ignore_index=True).drop(columns=lead.columns, errors="ignore")  # records name the seed too
@@ -154,6 +188,8 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
                     "rounds_counted": finished["rounds_counted"].max(),
                     "bytes_up": finished["floats_up"].mean() * 4,  # one client in one round; floats of four bytes
                     "bytes_down": finished["floats_down"].mean() * 4,
+                    "drift": finished["drift"].mean(),
+                    "moving": finished["moving"].mean(),  # share of the seeds
                 }
             )
     return pd.DataFrame(rows)

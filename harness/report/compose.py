@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
@@ -11,7 +11,9 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.document import Document, Grid, Section
+from fedprompt.harness.report.comparisons import Comparisons, compare, with_gains
+from fedprompt.harness.report.document import Document, Grid, Note, Section
+from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
 
 if TYPE_CHECKING:
@@ -20,25 +22,28 @@ if TYPE_CHECKING:
 PUBLISHED = "Beside the published values"
 
 
-def summarise_suite(
-    suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path
-) -> tuple[pd.DataFrame, PairedDifferences]:
-    """Every number of the tables in one frame, and the paired differences of the ablations."""
-    paired = paired_differences(suite, results, records)
-    summary = with_published(suite, summarise_seeds(results), load_published(out))
-    return with_paired(summary, paired), paired
+class Summary(NamedTuple):
+    """Every number of the tables, and what they rest on."""
+
+    numbers: pd.DataFrame  # one row per place and metric
+    comparisons: Comparisons
+    paired: PairedDifferences  # of the ablations
 
 
-def compose(
-    suite: Suite,
-    results: pd.DataFrame,
-    summary: pd.DataFrame,
-    paired: PairedDifferences,
-    figures: Sequence["WrittenFigure"],
-) -> Document:
+def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path) -> Summary:
+    comparisons = compare(suite, results, records)
+    paired = paired_differences(suite, results, comparisons)
+    numbers = with_gains(with_published(suite, summarise_seeds(results), load_published(out)), comparisons)
+    return Summary(with_paired(numbers, paired), comparisons, paired)
+
+
+def compose(suite: Suite, results: pd.DataFrame, summary: Summary, figures: Sequence["WrittenFigure"]) -> Document:
+    concluded = sentences(suite, summary.comparisons)
+    said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
     sections = [
-        *(Section(grid.title, grids=(grid,)) for grid in _results(suite, summary, paired)),
-        *_published(suite, summary),
+        *([Section("What the tables say", said)] if said else []),
+        *(Section(grids[0].title, grids=grids) for grids in _results(suite, summary, concluded)),
+        *_published(suite, summary.numbers),
         Section("How to read the numbers", tuple(notes.reading(suite, results))),
         *([Section("Figures", figures=tuple(figures))] if figures else []),
         *([notes.tuned_section(suite, results)] if suite.tuned else []),
@@ -49,16 +54,33 @@ def compose(
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
 
 
-def _results(suite: Suite, summary: pd.DataFrame, paired: PairedDifferences) -> Iterator[Grid]:
-    simple = {"heterogeneity": tables.heterogeneity, "unseen": tables.unseen, "vsweep": tables.vsweep}
-    for title, kind, part in tables.tables_of(summary):
-        yield simple[kind](title, part) if kind in simple else ablation(suite, title, part, paired)
+def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[Grid, ...]]:
+    for title, kind, part in tables.tables_of(summary.numbers):
+        if kind == "vsweep":
+            yield (tables.vsweep(title, part),)
+        elif kind == "ablation":
+            yield (_concluded(ablation(suite, title, part, summary.paired), part, concluded),)
+        else:
+            for shown, grids in tables.results(title, part):
+                yield (_concluded(grids[0], shown, concluded), *grids[1:])
+
+
+def _concluded(grid: Grid, part: pd.DataFrame, concluded: Sentences) -> Grid:
+    """The table with what can be concluded from it below; settings are named where there are several."""
+    several = part["column"].nunique() > 1
+    places = part.drop_duplicates(["column", "policy"])[["column", "policy", "setting"]]
+    lines = [
+        Note("", f"{label}: {concluded[column, policy]}" if several else concluded[column, policy])
+        for column, policy, label in places.itertuples(index=False)
+        if (column, policy) in concluded
+    ]
+    return replace(grid, notes=(*lines, *grid.notes))
 
 
 def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
     grids = tuple(published_grids(suite, summary))
     if grids:
-        apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.caution for g in grids)
+        apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.aside for g in grids)
         yield Section(PUBLISHED, (*apart, *about_papers(suite)), grids)
     elif any(setting.published for setting in suite.settings):
         where = "paper/*.csv, of the results folder or of the package"

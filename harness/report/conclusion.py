@@ -10,6 +10,7 @@ HEADS = {
     "local": "Under a local head",
     "global": "Under a global head",
     "global_then_ft": "Under a global head that each client fine-tunes",
+    "paper": "With the head as in each method's paper",
 }
 LISTED = 3  # more gains or losses than this are counted, and only the largest is given
 

@@ -19,9 +19,8 @@ class Entry:
 
     text: str
     below: str = ""  # its second line
-    value: float | None = None  # as printed, if it may be compared
-    rank: int = 0  # 1 for the best of a column, 2 for the second
-    marks: str = ""  # letters of the notes that belong to it
+    bold: bool = False  # the best of its column, and distinguishable from the second
+    marks: str = ""  # signs of the notes that belong to it
 
     @property
     def width(self) -> int:
@@ -37,14 +36,19 @@ class Column:
     entries: tuple[Entry, ...]
 
     @property
+    def heading(self) -> list[str]:
+        """The setting in lines, cut at commas."""
+        return self.setting.replace(", ", ",\n").split("\n")
+
+    @property
     def width(self) -> int:
-        return max(len(self.setting), len(self.metric), *(entry.width for entry in self.entries))
+        return max(*map(len, [*self.heading, self.metric]), *(entry.width for entry in self.entries))
 
 
 class Note(NamedTuple):
     """A footnote of a table."""
 
-    mark: str  # a letter that entries carry; empty where it is about the whole table
+    mark: str  # a sign that entries carry; empty where it is about the whole table
     text: str
 
 
@@ -58,6 +62,7 @@ class Grid:
     columns: tuple[Column, ...]
     corner: str = "Method"
     caution: str = ""  # stands above the table, for readers who see only this table
+    aside: bool = False  # not printed in the terminal
     notes: tuple[Note, ...] = ()
 
     @property
@@ -106,9 +111,3 @@ def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:
         if max(sum(column.width + GAP for column in row) for row in rows) <= room:
             return rows
     return []
-
-
-def ranked(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Mark the best value and the second; equal ones share the mark."""
-    order = sorted({entry.value for entry in entries if entry.value is not None}, reverse=True)[:2]
-    return tuple(replace(e, rank=order.index(e.value) + 1) if e.value in order else e for e in entries)

@@ -46,14 +46,14 @@ DOUBTS = (
     ),
     Doubt(
         "One head serves all clients. On unseen clients, which adapt the head, the paper prints 94.47 at s=5 (Table 3) "
-        "against 74.86 (Table 2): at small s most of the gap to other methods may be the head and not the prompts. See "
-        "Head-Tune+FT and Local-Head.",
+        "against 74.86 (Table 2): at small s most of the gap to other methods may be the head and not the prompts. "
+        "Gains under one head policy are free of this.",
         table="2",
         method="Head-Tune",
     ),
     Doubt(
         "The printed algorithm averages this method's head over clients, but values such as 97.18 at s=5 are plausible "
-        "only with a head for each client: see the policies local and global_then_ft.",
+        "only with a head for each client. Ours is averaged, as printed.",
         table="2",
         method="pFedBayesPT",
     ),

@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
 
@@ -62,7 +63,10 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     kinds = {setting.kind for setting in suite.settings}
     lines = [
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
-        f"over the last {over} rounds{fewer}; {spread}. Best bold, second underlined."
+        f"over the last {over} rounds{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
+        "the second.",
+        "Gain: difference to no prompt under the same head policy, in points, paired by seed and client, with its 95 % "
+        "interval over further clients and seeds. docs/statistics.md says how it is made.",
     ]
     if "unseen" in kinds:
         lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
@@ -72,7 +76,7 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
         lines.append("[ ]: the value without clients that never took part (never_sampled = exclude).")
     share = results.assign(done=results["status"] == "finished").groupby(PLACE)["done"].mean()
     if share.between(0, 1, inclusive="neither").any():
-        lines.append("(k/n): only k of n seeds are finished; such a mean is not ranked.")
+        lines.append("(k/n): only k of n seeds are finished; such a mean is never bold.")
     if "heterogeneity" in kinds:
         lines.append("Sent: what one client uploads in one round, floats of 4 bytes.")
     return lines
@@ -80,14 +84,16 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
 
 def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
     """The values that tuning chose, by method and setting."""
-    # Canonical, as tuned values are stored.
-    settings = dict.fromkeys((s.dataset, str(parse_partition(s.partition))) for s in suite.settings)
+    keys = _tuned_keys(results)
+    settings = list(dict.fromkeys(key[1:] for key in keys))
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
         Column(
-            dataset, partition, tuple(Entry(_values(_first_tuned(suite, m, dataset, partition))) for m, _ in methods)
+            dataset,
+            f"{partition}, {head} head",
+            tuple(Entry(_values(suite.tuned.get((method, dataset, partition, head)))) for method, _ in methods),
         )
-        for dataset, partition in settings
+        for dataset, partition, head in settings
     )
     grid = Grid(
         "tuned",
@@ -103,15 +109,17 @@ def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
 def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
     if not suite.tuned:
         return "untuned: the suite's or the methods' own"
-    cells = results.drop_duplicates("cell")[["method", "dataset", "partition"]]
-    count = sum(_first_tuned(suite, *key) is not None for key in cells.itertuples(index=False, name=None))
-    return f"tuned on held-out data: {count} of {len(cells)} cells"
+    keys = _tuned_keys(results.drop_duplicates("cell"))
+    return f"tuned on held-out data: {sum(key in suite.tuned for key in keys)} of {len(keys)} cells"
 
 
-def _first_tuned(suite: Suite, method: str, dataset: str, partition: str) -> Mapping[str, Any] | None:
-    """The values for a local head, or else those for a global one."""
-    keys = [(method, dataset, partition, head) for head in ("local", "global")]
-    return next((suite.tuned[key] for key in keys if key in suite.tuned), None)
+def _tuned_keys(results: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    """Method, data set, canonical partition and who owns the head, as tuned values are stored."""
+    lines = results[["method", "dataset", "partition", "reading"]].itertuples(index=False, name=None)
+    return [
+        (method, dataset, str(parse_partition(partition)), head_owner(reading))
+        for method, dataset, partition, reading in lines
+    ]
 
 
 def _values(values: Mapping[str, Any] | None) -> str:

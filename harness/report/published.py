@@ -7,7 +7,7 @@ has them, these tables are left out and a note says so.
 import itertools
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,12 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
 from fedprompt.harness.report.accuracies import protocol_of
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
 from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
+from fedprompt.harness.report.method_differences import MethodDifference, joined, method_differences, unprinted
 from fedprompt.harness.report.tables import result_entry, row_titles, signed, slug
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
@@ -77,9 +79,15 @@ def with_published(suite: Suite, summary: pd.DataFrame, printed: pd.DataFrame | 
 
 
 def _printed_row(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None) -> Mapping[Any, Any] | None:
-    """The row of the paper's CSV that holds one of our numbers. Variants of a method have none."""
+    """The row of the paper's CSV that holds one of our numbers.
+
+    Variants of a method have none, nor has a head that is not treated as in the method's paper.
+    """
     setting = suite.settings[number["column"]]
     if printed is None or not setting.published or number["row"] != number["method"]:
+        return None
+    row = next(row for row in setting.rows if row.key == number["row"])
+    if number["reading"] != setting.reading(row, PAPER_POLICY):
         return None
     tables, metrics = PRINTED_IN[setting.kind]
     rows = printed[
@@ -101,7 +109,10 @@ def about_papers(suite: Suite) -> list[str]:
 
 def published_grids(suite: Suite, summary: pd.DataFrame) -> Iterator[Grid]:
     """One table per table of ours and metric that has printed values: ours, the paper's, the difference."""
-    for (table, _, metric), part in summary.groupby(["table", "kind", "metric"], sort=False):
+    # A number that is printed stands before the same row under other policies, which have no printed value.
+    ordered = summary.sort_values("published", na_position="last", kind="stable", key=pd.isna)
+    numbers = ordered.drop_duplicates(["column", "row", "metric"]).sort_index()
+    for (table, _, metric), part in numbers.groupby(["table", "kind", "metric"], sort=False):
         rows, columns = (part.groupby(by)["published"].transform("count") > 0 for by in ("row", "column"))
         if (rows & columns).any():
             yield _grid(suite, str(table), str(metric), part[rows & columns])
@@ -120,19 +131,42 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
         ]
     settings = [suite.settings[column] for column in part["column"].unique()]
     changes = _joined(itertools.chain(*(protocol_differences(suite, setting) for setting in settings)))
+    printed = part.dropna(subset=["published"])
     return Grid(
         f"{slug(table)}-published-{metric.replace('_', '-')}",
         f"{table}: {METRICS[metric]} beside the published values",
         tuple(titles.values()),
         tuple(columns),
-        caution=f"{CAUTION}. Differs from the paper (in brackets): {changes}." if changes else "",
+        caution=_caution(changes, *_method_texts(suite, printed)),
+        aside=bool(changes),
         notes=tuple(Note(letter, text) for text, letter in letters.items()),
     )
 
 
+def _method_texts(suite: Suite, printed: pd.DataFrame) -> tuple[str, str]:
+    """Where the printed rows' cells depart from the paper, and what of them the paper does not give."""
+    differences: list[tuple[str, MethodDifference]] = []
+    protocols = []
+    for number in printed.to_dict("records"):
+        setting = suite.settings[number["column"]]
+        row = next(row for row in setting.rows if row.key == number["row"])
+        cell = suite.cell(setting, row, suite.seeds[0], number["policy"])
+        differences += [(row.title, change) for change in method_differences(suite, cell)]
+        protocols.append(asdict(cell.protocol))
+    return joined(differences), unprinted(protocols)
+
+
+def _caution(protocol: str, methods: str, silent: str) -> str:
+    """All that is known to differ, with the paper's in brackets; what cannot be compared is said first."""
+    changes = "; ".join(filter(None, (protocol, methods)))
+    first = f"{CAUTION}. " if protocol else ""
+    named = f"Differs from the paper (in brackets): {changes}. " if changes else ""
+    return f"{first}{named}Heads are treated as in each method's paper. Ours where the paper is silent: {silent}."
+
+
 def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, Entry]:
     """Ours, theirs with the letters of its doubts, the difference."""
-    ours = result_entry(number)
+    ours = replace(result_entry(number), bold=False)  # not all rows of its column are here
     if pd.isna(number["published"]):
         return ours, Entry(MISSING), Entry(MISSING)
     marks = "".join(sorted(letters[text] for text in number["doubts"]))

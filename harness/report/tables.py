@@ -2,14 +2,30 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedprompt.harness.core.text import bytes_text
-from fedprompt.harness.report.collect import METRICS
-from fedprompt.harness.report.document import FAILED, MISSING, Column, Entry, Grid, ranked
+from fedprompt.harness.federation.convergence import ERRORS, THRESHOLD
+from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
+from fedprompt.harness.report.comparisons import COMPARED, DECILES
+from fedprompt.harness.report.document import FAILED, MISSING, Column, Entry, Grid, Note
+from fedprompt.harness.report.inference import LEVEL
+
+BLANK = Entry("")
+DIFFERENT = "†"
+RISING, FALLING = "↑", "↓"
+MOVING_SHARE = 0.5  # of the seeds
+MOVING = (
+    "Still moving at the end of training in at least half of its seeds: over the last third of the rounds, Average "
+    f"changes by more than {100 * THRESHOLD:g} point and more than {ERRORS:g} of its standard errors from the earlier "
+    "half to the later one."
+)
+DECILE_NOTE = Note(
+    "", "10 %, 50 %, 90 %: accuracy that this share of the clients of all seeds stays below; mean over reported rounds."
+)
 
 
 def tables_of(summary: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
@@ -17,37 +33,108 @@ def tables_of(summary: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     return [(str(table), str(kind), part) for (table, kind), part in summary.groupby(["table", "kind"], sort=False)]
 
 
-def heterogeneity(title: str, part: pd.DataFrame) -> Grid:
-    """Average and Worst Local of each setting, then what a client sends."""
-    return _by_setting(title, part, sent=True)
+def results(title: str, part: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, tuple[Grid, ...]]]:
+    """Numbers and their tables: the means with their gains, then how accuracies are spread over clients.
+
+    With one head policy settings stand side by side; with several each setting has its own tables, by policy.
+    """
+    if part["policy"].nunique() == 1:
+        groups = [Group(str(label), numbers) for (_, label), numbers in part.groupby(["column", "setting"], sort=False)]
+        yield part, tuple(_pair(title, part, groups))
+        return
+    for (_, label), numbers in part.groupby(["column", "setting"], sort=False):
+        policies = numbers.groupby("policy", sort=False)
+        groups = [Group(POLICY_HEADINGS[str(policy)], lines) for policy, lines in policies]
+        yield numbers, tuple(_pair(f"{title}: {label}", numbers, groups))
 
 
-def unseen(title: str, part: pd.DataFrame) -> Grid:
-    return _by_setting(title, part, sent=False)
+class Group(NamedTuple):
+    """Columns that stand below one heading."""
+
+    heading: str
+    numbers: pd.DataFrame
+
+
+def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Grid]:
+    titles = row_titles(part)
+    kind, by_policy = str(part["kind"].iloc[0]), part["policy"].nunique() > 1
+    main = COMPARED[kind]
+    metrics = [metric for metric in OF_KIND[kind] if metric == main or not by_policy]
+    columns = [column for group in groups for column in _means(group, list(titles), metrics)]
+    if kind == "heterogeneity":
+        columns.append(_sent(part, list(titles)))
+    notes = (*_gain_notes(columns), *moving_notes(columns))
+    rows = tuple(titles.values())
+    yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
+    others = [metric for metric in OF_KIND[kind] if metric not in metrics]
+    spread = [column for group in groups for column in _spread(group, list(titles), main, others)]
+    if spread:
+        yield Grid(f"{slug(title)}-clients", f"{title}, over clients", rows, tuple(spread), notes=(DECILE_NOTE,))
+
+
+def _means(group: Group, keys: Sequence[str], metrics: Sequence[str]) -> Iterator[Column]:
+    for metric in metrics:
+        lines = group.numbers[group.numbers["metric"] == metric].set_index("row")
+        yield Column(group.heading, METRICS[metric], _entries(lines, keys))
+        if lines["control"].any():
+            gains = {str(key): _gain(number) for key, number in lines.iterrows()}
+            yield Column(group.heading, "Gain", tuple(gains.get(key, BLANK) for key in keys))
+
+
+def _gain(number: "pd.Series[Any]") -> Entry:
+    if number["control"]:
+        return Entry("control")
+    if pd.isna(number["gain"]):
+        return Entry(MISSING)
+    low, high = (f"{edge:.1f}".replace("-", "−") for edge in (number["gain_low"], number["gain_high"]))
+    text = f"{number['gain']:+.1f}".replace("-", "−")
+    return Entry(f"{text} [{low}, {high}]", marks=DIFFERENT if number["gain_p_adjusted"] < LEVEL else "")
+
+
+def _gain_notes(columns: Sequence[Column]) -> Iterator[Note]:
+    if any(DIFFERENT in entry.marks for column in columns for entry in column.entries):
+        yield Note(DIFFERENT, "Differs from no prompt at 5 %, adjusted for all comparisons below one heading.")
+
+
+def moving_notes(columns: Sequence[Column]) -> Iterator[Note]:
+    """What the arrows mean, where there are any."""
+    marks = "".join(entry.marks for column in columns for entry in column.entries)
+    used = "".join(arrow for arrow in (RISING, FALLING) if arrow in marks)
+    if used:
+        yield Note(used, MOVING)
+
+
+def _spread(group: Group, keys: Sequence[str], main: str, others: Sequence[str]) -> Iterator[Column]:
+    """Metrics that the table of means leaves out, then deciles; no columns where there are no records."""
+    lines = group.numbers[group.numbers["metric"] == main].set_index("row")
+    for metric in others:
+        yield Column(
+            group.heading,
+            METRICS[metric],
+            _entries(group.numbers[group.numbers["metric"] == metric].set_index("row"), keys),
+        )
+    if lines[DECILES].notna().any(axis=None):
+        for decile in DECILES:
+            values = lines[decile].to_dict()
+            texts = ["" if k not in values else MISSING if pd.isna(values[k]) else f"{values[k]:.1f}" for k in keys]
+            yield Column(group.heading, f"{decile[1:]} %", tuple(map(Entry, texts)))
 
 
 def vsweep(title: str, part: pd.DataFrame) -> Grid:
-    """One column per V, one row per method and setting."""
-    lines = part.drop_duplicates(["column", "row"])[["column", "setting", "row", "title"]]
-    several = lines["column"].nunique() > 1
-    names = [f"{line.title}, {line.setting}" if several else str(line.title) for line in lines.itertuples()]
-    keys = list(lines[["column", "row"]].itertuples(index=False, name=None))
+    """One column per V, one row per method, setting and head policy."""
+    place = ["column", "policy", "row"]
+    lines = part.drop_duplicates(place)[[*place, "setting", "title"]]
+    settings, policies = (lines[name].nunique() > 1 for name in ("column", "policy"))
+    names = [
+        ", ".join([line["title"], *[line["setting"]] * settings, *[POLICY_HEADINGS[line["policy"]].lower()] * policies])
+        for line in lines.to_dict("records")
+    ]
+    keys = list(lines[place].itertuples(index=False, name=None))
     columns = [
-        Column("", METRICS[str(metric)], _entries(numbers.set_index(["column", "row"]), keys))
+        Column("", METRICS[str(metric)], _entries(numbers.set_index(place), keys))
         for metric, numbers in part.groupby("metric", sort=False)
     ]
-    return Grid(slug(title), title, tuple(names), tuple(columns))
-
-
-def _by_setting(title: str, part: pd.DataFrame, sent: bool) -> Grid:
-    titles = row_titles(part)
-    columns = [
-        Column(str(setting), METRICS[str(metric)], ranked(_entries(numbers.set_index("row"), list(titles))))
-        for (_, setting, metric), numbers in part.groupby(["column", "setting", "metric"], sort=False)
-    ]
-    if sent:
-        columns.append(_sent(part, list(titles)))
-    return Grid(slug(title), title, tuple(titles.values()), tuple(columns))
+    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(moving_notes(columns)))
 
 
 def row_titles(part: pd.DataFrame) -> dict[str, str]:
@@ -68,9 +155,11 @@ def result_entry(number: pd.Series) -> Entry:
     text = mean_and_spread(number["mean"], number["std"])
     without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
+    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] != "worst_local"  # the rule is about Average
+    arrow = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
     if number["seeds"] < number["seeds_expected"]:
-        return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below)
-    return Entry(text, below, round(number["mean"], 2))
+        return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below, marks=arrow)
+    return Entry(text, below, bold=bool(number["leads"]), marks=arrow)
 
 
 def mean_and_spread(mean: float, std: float) -> str:

@@ -13,7 +13,7 @@ from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
-FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "metric"]
+FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"]
 
 
 def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
@@ -23,13 +23,13 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     folder = out / "report" / suite.name
     shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
     (folder / "figures").mkdir(parents=True)
-    summary, paired = summarise_suite(suite, results, recorded.records, out)
-    figures = write_figures(recorded, summary, folder / "figures", _tuning(suite, uri))
-    document = compose(suite, results, summary, paired, figures)
+    summary = summarise_suite(suite, results, recorded.records, out)
+    figures = write_figures(recorded, summary.numbers, folder / "figures", _tuning(suite, uri))
+    document = compose(suite, results, summary, figures)
     _write(folder / "report.md", markdown.render(document, folder))
     _write(folder / "index.html", html.render(document))
     latex.write(document, folder)
-    _write(folder / "tables.csv", _tables_csv(suite, summary))
+    _write(folder / "tables.csv", _tables_csv(suite, summary.numbers))
     _write(folder / "cells.csv", _csv(results.drop(columns="column")))
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
@@ -45,9 +45,9 @@ def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
     return tuning_frame(uri, suite)
 
 
-def _tables_csv(suite: Suite, summary: pd.DataFrame) -> str:
+def _tables_csv(suite: Suite, numbers: pd.DataFrame) -> str:
     """One line per number, at full precision."""
-    frame = summary.assign(suite=suite.name, doubts=[" ".join(texts) for texts in summary["doubts"]])
+    frame = numbers.assign(suite=suite.name, doubts=[" ".join(texts) for texts in numbers["doubts"]])
     return _csv(frame[[*FIRST, *(name for name in frame if name not in (*FIRST, "column"))]])
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from rich.console import Console
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.suite import Row, Setting, Suite
 from fedprompt.harness.federation.evaluation import Record
+from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.report import write_report
-from fedprompt.harness.report.collect import NUMBERS, Recorded
+from fedprompt.harness.report.collect import NUMBERS, Recorded, summarise_seeds
+from fedprompt.harness.report.comparisons import compare, with_gains
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
@@ -65,19 +67,39 @@ def run_all(suite: Suite, uri: str, out: Path, leave: int = 0) -> None:
     cells = suite.cells()
     for place, cell in enumerate(cells[: len(cells) - leave]):
         levels = [[0.3 + 0.01 * place, 0.5], [0.4, 0.6 + 0.01 * cell.seed]]
-        done_folder(out, cell, levels, extra=[*_unseen(cell), *_sweep(cell)])
+        done_folder(out, cell, levels, extra=[*_unseen(cell), *_sweep(cell), *finetuned(cell, levels)])
     sync(out, uri)
 
 
 def _unseen(cell: Cell) -> list[Record]:
-    return [Record(2, 2, "photo", 700 + cell.seed, 1000, False, unseen=True)] if "unseen" in cell.partition else []
+    if "unseen" not in cell.partition:
+        return []
+    return [
+        Record(2, 2, "photo", 700 + cell.seed, 1000, False, unseen=True, policy=policy)
+        for policy in readings(cell.protocol)
+    ]
 
 
 def _sweep(cell: Cell) -> list[Record]:
     if not cell.protocol.sweep:
         return []
     draws = [(round_, client, v) for round_ in (1, 2) for client in (0, 1) for v in range(1, 11)]
-    return [Record(round_, client, "photo", 500 + v, 1000, True, samples=v) for round_, client, v in draws]
+    return [
+        Record(round_, client, "photo", 500 + v, 1000, True, samples=v, policy=policy)
+        for policy in readings(cell.protocol)
+        for round_, client, v in draws
+    ]
+
+
+def finetuned(cell: Cell, levels: Sequence[Sequence[float]], more: float = 0.1) -> list[Record]:
+    """The second reading of a cell that has one: every client is better by ``more``."""
+    if not cell.protocol.finetune_epochs:
+        return []
+    return [
+        Record(round_, client, "photo", round(1000 * (level + more)), 1000, True, policy="global_then_ft")
+        for round_, clients in enumerate(levels, start=1)
+        for client, level in enumerate(clients)
+    ]
 
 
 def report(suite: Suite, uri: str, out: Path, width: int = 100) -> tuple[str, str, pd.DataFrame]:
@@ -100,17 +122,20 @@ def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
         {
             **dict.fromkeys(NUMBERS, float("nan")),
             **{"table": s.table, "kind": s.kind, "column": suite.settings.index(s), "setting": s.label},
-            **{"row": row.key, "title": row.title, "cell": cell.hash, "method": cell.method},
+            **{"row": row.key, "title": row.title, "policy": policy, "reading": s.reading(row, policy)},
+            **{"cell": cell.hash, "method": cell.method, "moving": 0.0, "drift": 0.0},
             **{"dataset": cell.dataset, "partition": cell.partition, "seed": cell.seed, "code": cell.code},
             **{"status": "finished", "reason": "", "commit": "", "partition_hash": "ab12", "data_checksum": "cd34"},
             **{"floats_up": 50.0, "floats_down": 100.0, "rounds_counted": 2.0},
         }
-        for s, row, _, cell in suite.planned()
+        for s, row, policy, cell in suite.planned()
     ]
     return pd.DataFrame(lines).assign(**{name: list(values) for name, values in numbers.items()})
 
 
-def records_frame(suite: Suite, accuracies: dict[tuple[int, str, int], Sequence[Sequence[float]]]) -> pd.DataFrame:
+def records_frame(
+    accuracies: Mapping[tuple[int, str, int], Sequence[Sequence[float]]], policy: str = "paper", reading: str = "global"
+) -> pd.DataFrame:
     """Records from the accuracies of rounds 1, 2, ... and clients, by (column, row, seed)."""
     columns = ["column", "row", "seed", "round", "client", "accuracy"]
     lines = [
@@ -119,7 +144,13 @@ def records_frame(suite: Suite, accuracies: dict[tuple[int, str, int], Sequence[
         for round_, clients in enumerate(table, start=1)
         for client, accuracy in enumerate(clients)
     ]
-    return pd.DataFrame(lines, columns=columns).assign(participated=True, unseen=False, samples=0)
+    frame = pd.DataFrame(lines, columns=columns)
+    return frame.assign(participated=True, unseen=False, samples=0, total=1000, policy=policy, reading=reading)
+
+
+def numbers_frame(suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Every number of the tables, without printed values; no gains without records."""
+    return with_gains(summarise_seeds(results), {} if records is None else compare(suite, results, records))
 
 
 def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:
@@ -128,7 +159,7 @@ def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds:
 
 
 def a_document(folder: Path) -> Document:
-    """Every kind of table and one figure: values of all ranks, a missing one, a failed one whose reason is nasty."""
+    """Every kind of table and one figure: a value that leads, a missing one, a failed one whose reason is nasty."""
     suite = every_kind()
     count = len(list(suite.planned()))
     values = [0.5 + 0.01 * place for place in range(count)]
@@ -137,8 +168,9 @@ def a_document(folder: Path) -> Document:
     results.loc[0, ["status", "reason"]] = ["failed", "a_b & 50% of <c> | #1 {x} ~ ^ \\ $y [z](u) *w* `v` µ ψ"]
     results.loc[1, "status"] = "failed"
     results.loc[2, "status"] = "missing"
-    records = records_frame(suite, {(2, key, 0): [[0.5, 0.6]] * 2 for key in ("pfedbayespt", "no-mixture")})
-    summary, paired = summarise_suite(suite, results, records, folder)
+    clients = {"pfedbayespt": [0.5, 0.6, 0.7, 0.4], "no-mixture": [0.55, 0.66, 0.75, 0.46]}
+    records = records_frame({(2, key, seed): [level] * 2 for key, level in clients.items() for seed in suite.seeds})
+    summary = summarise_suite(suite, results, records, folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     figure = WrittenFigure(
         "dot", "A dot & more", "A dot: 100 %.", folder / "figures/dot.png", folder / "figures/dot.pdf"
@@ -146,4 +178,4 @@ def a_document(folder: Path) -> Document:
     canvas = matplotlib.figure.Figure(figsize=(1, 1))
     for path in (figure.png, figure.pdf):
         canvas.savefig(path)
-    return compose(suite, results, summary, paired, [figure])
+    return compose(suite, results, summary, [figure])

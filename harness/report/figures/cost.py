@@ -37,8 +37,9 @@ def figures_cost(recorded: Recorded, load: LoadDataset) -> Iterator[DrawnFigure]
         figure = _against(suite, sent, "sent by a client in a round", lambda count: scaled(count, "B"))
         caption = f"Accuracy against the bytes that a client uploads in a round. {NOTE}"
         yield DrawnFigure("accuracy-bytes", "Accuracy against bytes sent", caption, figure)
-    spent = accuracy.join(compute(recorded, accuracy, load), on=["column", "row"]).dropna(subset=["cost"])
-    if len(spent):
+    costs = compute(recorded, accuracy, load)
+    if len(costs):  # none where the data are not at hand
+        spent = accuracy.join(costs, on=["column", "row"]).dropna(subset=["cost"])
         figure = _against(suite, spent, "training compute (GFLOPs per image and run)", lambda value: f"{value:g}")
         caption = (
             "Accuracy against training compute: FLOPs counted for one training image (forward and backward), times "

@@ -1,19 +1,22 @@
 """Every figure of a report, as PNG for pages and as PDF for print. A figure without data is left out."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
 from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.harness.report.collect import Recorded
-from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
+from fedprompt.harness.federation.metrics import FINETUNED
+from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
+from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
+from fedprompt.harness.report.figures.ranks import figures_ranks
 from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save
 from fedprompt.harness.report.figures.tuning import figures_tuning
+from fedprompt.harness.report.findings import ranks_by_policy
 
 
 @dataclass(frozen=True)
@@ -46,16 +49,35 @@ def write_figures(
 def _draw(
     recorded: Recorded, summary: pd.DataFrame, tuning: pd.DataFrame | None, data_root: Path | None
 ) -> Iterator[DrawnFigure]:
-    suite, results, records, rounds = recorded.suite, recorded.results, recorded.records, recorded.rounds
+    """One figure of each kind; of results, one per head policy."""
 
     @cache
     def load(name: str) -> Dataset:
         return load_dataset(name, root=data_root)
 
-    yield from figures_rounds(suite, records, rounds)
-    yield from figures_cost(recorded, load)
-    yield from figures_vsweep(suite, results, summary)
-    yield from figures_spread(suite, records)
-    yield from figures_partition(suite, records, load)
+    policies = list(recorded.results["policy"].unique())
+    for policy in policies:
+        figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load)
+        if len(policies) == 1:
+            yield from figures
+        else:
+            # Two readings of one training have one loss.
+            is_second = policy == FINETUNED and "global" in policies
+            yield from (_named(f, policy) for f in figures if not (is_second and f.name.startswith("loss-")))
+    yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)
+
+
+def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset) -> Iterator[DrawnFigure]:
+    yield from figures_rounds(recorded.suite, recorded.records, recorded.rounds)
+    yield from figures_cost(recorded, load)
+    yield from figures_vsweep(recorded.suite, recorded.results, summary)
+    yield from figures_spread(recorded.suite, recorded.records)
+    for ranks in ranks_by_policy(summary).values():
+        yield from figures_ranks(ranks)
+
+
+def _named(figure: DrawnFigure, policy: str) -> DrawnFigure:
+    heading = POLICY_HEADINGS[policy]
+    return replace(figure, name=f"{figure.name}-{policy.replace('_', '-')}", title=f"{figure.title} ({heading})")

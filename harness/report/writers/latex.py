@@ -38,6 +38,9 @@ SPECIAL = {
     "−": r"$-$",
     "–": "--",
     "…": r"\dots{}",
+    "†": r"\dag{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
 }
 
 
@@ -110,7 +113,7 @@ def table(grid: Grid) -> str:
 
 
 def _note(note: Note) -> str:
-    return (f"\\textsuperscript{{{note.mark}}}" if note.mark else "") + escape(note.text)
+    return (f"\\textsuperscript{{{escape(note.mark)}}}" if note.mark else "") + escape(note.text)
 
 
 def _tabular(grid: Grid) -> str:
@@ -145,8 +148,8 @@ def _row(cells: list[str]) -> str:
 
 def _entry(entry: Entry) -> str:
     text = escape(entry.text)
-    text = {1: f"\\textbf{{{text}}}", 2: f"\\underline{{{text}}}"}.get(entry.rank, text)
-    return text + (f"\\textsuperscript{{{entry.marks}}}" if entry.marks else "")
+    text = f"\\textbf{{{text}}}" if entry.bold else text
+    return text + (f"\\textsuperscript{{{escape(entry.marks)}}}" if entry.marks else "")
 
 
 def escape(text: str) -> str:

@@ -1,11 +1,9 @@
-"""The report as GitHub's Markdown; underlined is `<ins>`, which GitHub keeps."""
+"""The report as GitHub's Markdown."""
 
 import re
 from pathlib import Path
 
 from fedprompt.harness.report.document import Document, Entry, Grid, Section
-
-AROUND = {1: ("**", "**"), 2: ("<ins>", "</ins>")}
 
 
 def render(document: Document, folder: Path) -> str:
@@ -46,9 +44,9 @@ def table(grid: Grid) -> str:
 
 
 def _marked(entry: Entry) -> str:
-    before, after = AROUND.get(entry.rank, ("", ""))
+    stars = "**" if entry.bold else ""
     below = f"<br>{_escaped(entry.below)}" if entry.below else ""
-    return f"{before}{_escaped(entry.text)}{after}{_sup(entry.marks)}{below}"
+    return f"{stars}{_escaped(entry.text)}{stars}{_sup(entry.marks)}{below}"
 
 
 def _sup(marks: str) -> str:

@@ -7,8 +7,6 @@ from rich.text import Text
 
 from fedprompt.harness.report.document import GAP, Document, Entry, Grid
 
-STYLES = {1: "bold", 2: "underline"}
-
 
 def show(document: Document, console: Console) -> None:
     """Print with rich; a table wider than the terminal is continued below itself.
@@ -19,7 +17,7 @@ def show(document: Document, console: Console) -> None:
         if section.folded:
             continue
         for grid in section.grids:
-            if not grid.caution:
+            if not grid.aside:
                 _print(grid, console)
         for line in section.text:
             console.print(Text(line, style="dim"))
@@ -34,8 +32,10 @@ def _print(grid: Grid, console: Console) -> None:
         title = grid.title + (" (continued)" if number else "")
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0))
         table.add_column(grid.corner, no_wrap=True)
+        lines = max(len(column.heading) for column in part.columns)
         for column in part.columns:
-            head = Text(f"{column.setting}\n{column.metric}".lstrip(), justify="right")
+            padding = [""] * (lines - len(column.heading))  # so that metrics stand on one line
+            head = Text("\n".join([*column.heading, *padding, column.metric]).lstrip(), justify="right")
             table.add_column(head, justify="right", no_wrap=True)
         for row, name in enumerate(part.rows):
             table.add_row(Text(name), *(_styled(column.entries[row]) for column in part.columns))
@@ -45,6 +45,6 @@ def _print(grid: Grid, console: Console) -> None:
 
 
 def _styled(entry: Entry) -> Text:
-    text = Text(entry.text, style=STYLES.get(entry.rank, ""))
-    text.append(entry.marks, style="dim not bold not underline")
-    return text.append(f"\n{entry.below}", style="not bold not underline") if entry.below else text
+    text = Text(entry.text, style="bold" if entry.bold else "")
+    text.append(entry.marks, style="dim not bold")
+    return text.append(f"\n{entry.below}", style="not bold") if entry.below else text

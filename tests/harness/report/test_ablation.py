@@ -1,16 +1,19 @@
 """Paired differences of two seeds and three clients, by hand."""
 
-import math
+import dataclasses
 
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, records_frame, results_frame
+from support.report_suites import a_setting, a_suite, numbers_frame, records_frame, results_frame
 
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.report.ablation import ablation, paired_differences, t_interval, with_paired
+from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
+from fedprompt.harness.report.accuracies import by_row, client_accuracies
 from fedprompt.harness.report.collect import summarise_seeds
+from fedprompt.harness.report.comparisons import compare
+from fedprompt.harness.report.inference import paired
+from fedprompt.harness.report.tables import signed
 
-T2 = 4.302653  # 97.5 % point of Student's t with two degrees of freedom
 D, FULL = "pfedbayespt-d", "pfedbayespt"
 # Round 1 does not count. Differences of the clients: 10, 20, 30 points for seed 0 and 10, 0, -10 for seed 1.
 ACCURACIES = {
@@ -34,29 +37,34 @@ def a_study(**protocol: object) -> Suite:
     return a_suite(seeds=(0, 1), settings=(setting,))
 
 
+def differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> PairedDifferences:
+    return paired_differences(suite, results, compare(suite, results, records))
+
+
 def test_differences_are_taken_seed_by_seed() -> None:
     suite = a_study()
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, ACCURACIES))
-    assert paired.keys() == {(0, D)}  # none for the reference
-    assert paired[0, D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
+    paired = differences(suite, results_frame(suite, average=AVERAGES), records_frame(ACCURACIES))
+    assert paired.keys() == {(0, "paper", D)}  # none for the reference
+    assert paired[0, "paper", D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
 
 
-def test_interval_is_over_clients_of_the_mean_over_seeds() -> None:
+def test_interval_is_that_of_paired_inference() -> None:
     suite = a_study()
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, ACCURACIES))[0, D]
-    assert paired.clients == 3  # whose means over seeds are 10, 10 and 10
-    assert (paired.low, paired.high) == pytest.approx((10.0, 10.0))
+    records = records_frame(ACCURACIES)
+    difference = differences(suite, results_frame(suite, average=AVERAGES), records)[0, "paper", D]
+    expected = paired(by_row(client_accuracies(suite.settings, records)), FULL)[D]
+    assert (difference.clients, difference.low, difference.high) == (3, expected.low, expected.high)
+    assert difference.low < 0 < difference.high  # seeds differ by 20 points
 
 
 def test_interval_of_one_seed() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES)
     results.loc[results["seed"] == 1, "status"] = "missing"
-    records = records_frame(suite, {key: table for key, table in ACCURACIES.items() if key[2] == 0})
-    paired = paired_differences(suite, results, records)[0, D]
-    assert paired.by_seed == pytest.approx({0: 20.0})
-    half = T2 * 10 / math.sqrt(3)  # of 10, 20 and 30
-    assert (paired.low, paired.high) == pytest.approx((20 - half, 20 + half), abs=1e-4)
+    records = records_frame({key: table for key, table in ACCURACIES.items() if key[2] == 0})
+    difference = differences(suite, results, records)[0, "paper", D]
+    assert difference.by_seed == pytest.approx({0: 20.0})
+    assert difference.low < 20 < difference.high
 
 
 def test_a_client_is_paired_with_itself() -> None:
@@ -66,45 +74,45 @@ def test_a_client_is_paired_with_itself() -> None:
         (0, D, 0): [[], [0.1, 0.5, 0.9]],
         (0, FULL, 0): [[], [0.2, 0.6, 1.0]],
     }
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records_frame(suite, accuracies))[0, D]
-    assert (paired.low, paired.high) == pytest.approx((-10.0, -10.0))
+    difference = differences(suite, results_frame(suite, average=AVERAGES), records_frame(accuracies))[0, "paper", D]
+    assert (difference.low, difference.high) == pytest.approx((-10.0, -10.0))
 
 
 @pytest.mark.parametrize(("policy", "clients"), [("finetune", 3), ("as_is", 3), ("exclude", 2)])
 def test_clients_that_never_took_part_count_by_policy(policy: str, clients: int) -> None:
     suite = a_study(never_sampled=policy)
-    records = records_frame(suite, ACCURACIES)
+    records = records_frame(ACCURACIES)
     records["participated"] = records["client"] != 0
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), records)
-    assert paired[0, D].clients == clients
+    paired = differences(suite, results_frame(suite, average=AVERAGES), records)
+    assert paired[0, "paper", D].clients == clients
 
 
 def test_unseen_clients_and_other_v_are_not_counted() -> None:
     suite = a_study()
-    records = records_frame(suite, ACCURACIES)
+    records = records_frame(ACCURACIES)
     more = pd.concat([records, records.assign(client=7, unseen=True), records.assign(samples=1, accuracy=0.0)])
-    paired = paired_differences(suite, results_frame(suite, average=AVERAGES), more)[0, D]
-    assert (paired.clients, paired.low) == (3, pytest.approx(10.0))
-
-
-def test_two_values_are_the_least() -> None:
-    assert t_interval(pd.Series([1.0, 3.0])) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
-    assert all(math.isnan(edge) for edge in t_interval(pd.Series([1.0])))
+    with_others, without = (
+        differences(suite, results_frame(suite, average=AVERAGES), frame)[0, "paper", D] for frame in (more, records)
+    )
+    assert with_others == without
 
 
 def table_of(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> list[list[str]]:
-    grid = ablation(suite, "Ablation", summarise_seeds(results), paired_differences(suite, results, records))
+    numbers = numbers_frame(suite, results, records)
+    grid = ablation(suite, "Ablation", numbers, differences(suite, results, records))
     return [[column.metric, *(entry.text for entry in column.entries)] for column in grid.columns]
 
 
 def test_the_table() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
-    assert table_of(suite, results, records_frame(suite, ACCURACIES)) == [
+    records = records_frame(ACCURACIES)
+    interval = differences(suite, results, records)[0, "paper", D]
+    assert table_of(suite, results, records) == [
         ["Average", "60.00±14.14", "50.00±0.00"],
         ["Difference", "+10.00±14.14", "reference"],
         ["Each seed", "+20.00, +0.00", ""],
-        ["95 % CI", "+10.00 to +10.00", ""],
+        ["95 % CI", f"{signed(interval.low)} to {signed(interval.high)}", ""],
         ["Clients", "3", ""],
     ]
 
@@ -113,7 +121,7 @@ def test_without_the_reference_differences_are_missing() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
     results.loc[results["row"] == FULL, "status"] = "failed"
-    table = table_of(suite, results, records_frame(suite, ACCURACIES))
+    table = table_of(suite, results, records_frame(ACCURACIES))
     assert [column[1:] for column in table[:2]] == [["60.00±14.14", "failed"], ["–", "reference"]]
 
 
@@ -121,13 +129,23 @@ def test_fewer_seeds_than_planned_are_marked() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
     results.loc[(results["row"] == D) & (results["seed"] == 1), "status"] = "missing"
-    assert table_of(suite, results, records_frame(suite, ACCURACIES))[1][1] == "+20.00 (1/2)"
+    assert table_of(suite, results, records_frame(ACCURACIES))[1][1] == "+20.00 (1/2)"
 
 
 def test_differences_are_in_the_summary() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES)
-    paired = paired_differences(suite, results, records_frame(suite, ACCURACIES))
+    paired = differences(suite, results, records_frame(ACCURACIES))
     line = with_paired(summarise_seeds(results), paired).set_index("row").loc[D]
     assert line[["paired_difference", "paired_seeds", "paired_clients"]].tolist() == pytest.approx([10.0, 2, 3])
     assert line["paired_std"] == pytest.approx(20 / 2**0.5)
+
+
+def test_every_policy_has_its_own_differences() -> None:
+    setting = a_study().settings[0]
+    suite = a_suite(seeds=(0, 1), settings=(dataclasses.replace(setting, policies=("local", "global")),))
+    results = results_frame(suite).assign(average=0.5, average_exclude=0.5)
+    results.loc[(results["policy"] == "global") & (results["row"] == D), ["average", "average_exclude"]] = 0.6
+    records = pd.concat([records_frame(ACCURACIES, policy, policy) for policy in ("local", "global")])
+    table = table_of(suite, results, records)
+    assert [column[1] for column in table if column[0] == "Difference"] == ["+0.00±0.00", "+10.00±0.00"]

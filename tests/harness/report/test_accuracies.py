@@ -2,12 +2,12 @@
 
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, records_frame
+from support.report_suites import a_setting, records_frame
 
 from fedprompt.harness.cells.suite import Setting
 from fedprompt.harness.report.accuracies import client_accuracies, reported_records, round_accuracies
 
-RECORDS = records_frame(a_suite(("fedvpt",)), {(0, "fedvpt", 0): [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.6, 0.7, 0.8]]})
+RECORDS = records_frame({(0, "fedvpt", 0): [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.6, 0.7, 0.8]]})
 
 
 def settings(**protocol: object) -> tuple[Setting, ...]:

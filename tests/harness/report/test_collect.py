@@ -7,12 +7,13 @@ from typing import Any
 
 import mlflow
 import pytest
-from support.report_suites import a_setting, a_suite, every_kind, report, results_frame, run_all
+from support.report_suites import a_setting, a_suite, every_kind, finetuned, report, results_frame, run_all
 from support.run_folders import done_folder
 
 from fedprompt.harness.cells.folder import note_failure, run_folder
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.report.collect import collect, short_commit, summarise_seeds
 from fedprompt.harness.tracking.tracker import Tracker, sync
 
@@ -48,9 +49,41 @@ def test_mlflow_is_searched_once_and_the_suite_expanded_once(
 
     counted(mlflow.MlflowClient, "search_runs")
     counted(Suite, "planned")
-    counted(Suite, "cell")
     report(suite, uri, tmp_path)
-    assert calls == {"search_runs": 1, "planned": 1, "cell": 16}  # one data set; rows and seeds of every setting
+    assert calls == {"search_runs": 1, "planned": 1}  # one data set
+
+
+def test_two_readings_of_one_training_are_two_rows_with_their_own_numbers(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(settings=(a_setting(methods=("fedvpt",), policies=("local", "global", "global_then_ft")),))
+    levels = [[0.2, 0.6], [0.4, 0.8]]
+    for cell in suite.cells():
+        done_folder(tmp_path, cell, levels, extra=finetuned(cell, levels, more=0.1))
+    sync(tmp_path, uri)
+    recorded = collect(suite, uri)
+    results = recorded.results
+    assert results["policy"].tolist() == results["reading"].tolist() == ["local", "global", "global_then_ft"]
+    assert results["cell"].nunique() == 2
+    assert results["average"].tolist() == pytest.approx([0.5, 0.5, 0.6])
+    assert results["worst_local"].tolist() == pytest.approx([0.3, 0.3, 0.4])
+    assert results["floats_up"].tolist() == [50.0] * 3  # of the training
+    assert recorded.records.groupby("policy", sort=False)["accuracy"].mean().tolist() == pytest.approx([0.5, 0.5, 0.6])
+    assert len(recorded.rounds) == 3 * 2
+    assert recorded.under("global").records["reading"].unique().tolist() == ["global"]
+
+
+def test_the_papers_policy_reads_what_the_method_has_in_its_paper(tmp_path: Path, uri: str) -> None:
+    results = collect(a_suite(("head-tune", "fedvpt")), uri).results
+    assert results[["policy", "reading"]].values.tolist() == [["paper", "global"], ["paper", "local"]]
+
+
+def test_the_domains_of_a_client_are_added_up(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",))
+    sketches = [Record(round_, 0, "sketch", 0, 3000, True, policy="local") for round_ in (1, 2)]
+    done_folder(tmp_path, suite.cells()[0], [[0.8, 0.6]] * 2, extra=sketches)
+    sync(tmp_path, uri)
+    records = collect(suite, uri).records.set_index(["round", "client"])
+    assert records.loc[(2, 0), ["correct", "total", "accuracy"]].tolist() == [800, 4000, 0.2]  # 0.4 over domains
+    assert len(records) == 4
 
 
 def test_worst_local_is_minimum_in_a_round_then_mean_over_rounds_then_over_seeds(tmp_path: Path, uri: str) -> None:

@@ -2,21 +2,7 @@ import dataclasses
 
 import pytest
 
-from fedprompt.harness.report.document import Column, Entry, Grid, ranked
-
-
-@pytest.mark.parametrize(
-    ("values", "ranks"),
-    [
-        ([70.0, 70.0, 60.0], [1, 1, 2]),
-        ([70.0, 60.0, 60.0, 50.0], [1, 2, 2, 0]),
-        ([None, 60.0, None], [0, 1, 0]),
-        ([9.0, 10.0], [2, 1]),
-        ([None, None], [0, 0]),
-    ],
-)
-def test_ranks(values: list[float | None], ranks: list[int]) -> None:
-    assert [entry.rank for entry in ranked([Entry("", value=value) for value in values])] == ranks
+from fedprompt.harness.report.document import Column, Entry, Grid
 
 
 def wide(settings: int, metrics: int) -> Grid:

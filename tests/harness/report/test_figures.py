@@ -19,6 +19,7 @@ from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
 from fedprompt.harness.report.collect import collect, summarise_seeds
 from fedprompt.harness.report.figures import cost as figures_cost
+from fedprompt.harness.report.figures import write
 from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import bytes_sent, compute, image_flops, whole_tables
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_points, sweep
@@ -39,8 +40,9 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
             **{"row": row.key, "title": row.title, "seed": cell.seed, "round": round_, "client": client},
             **{"accuracy": level + 0.1 * cell.seed + 0.2 * (round_ - 1) + 0.1 * client},
             **{"participated": True, "unseen": False, "samples": 0, "partition": partition},
+            **{"policy": policy, "reading": s.reading(row, policy)},
         }
-        for s, row, _, cell in suite.planned()
+        for s, row, policy, cell in suite.planned()
         for round_ in (1, 2)
         for client in (0, 1)
     ]
@@ -49,7 +51,7 @@ def records_of(suite: Suite, level: float = 0.5, partition: str = "none") -> pd.
 
 def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFrame:
     records = records_of(suite)
-    keys = ["table", "kind", "column", "setting", "row", "title", "seed", "round"]
+    keys = ["table", "kind", "column", "setting", "row", "title", "policy", "seed", "round"]
     return records[keys].drop_duplicates().assign(cohort="0 1", loss=loss, bytes_up=bytes_up)
 
 
@@ -201,9 +203,9 @@ def test_accuracy_against_bytes_is_the_mean_over_settings_with_the_deviation_ove
 
 
 def test_a_method_that_sends_nothing_has_a_place() -> None:
-    suite = a_suite(("local-head", "fedvpt"))
+    suite = a_suite(("head-tune", "fedvpt"))
     rounds = rounds_of(suite)
-    rounds.loc[rounds["row"] == "local-head", "bytes_up"] = 0
+    rounds.loc[rounds["row"] == "head-tune", "bytes_up"] = 0
     results = results_frame(suite, average=[0.5, 0.6])
     collected = recorded(suite, results, records_of(suite), rounds)
     [ax] = drawn(figures_cost.figures_cost(collected, no_data), "accuracy-bytes")
@@ -396,3 +398,15 @@ def test_a_suite_without_results_has_no_figures(tmp_path: Path, uri: str) -> Non
     collected = collect(every_kind(), uri)
     summary = summary_of(collected.suite, collected.results)
     assert write_figures(collected, summary, tmp_path / "figures") == []
+
+
+def test_results_are_drawn_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = a_suite(settings=(a_setting(methods=("fedvpt",), policies=("local", "global", "global_then_ft")),))
+    results = results_frame(suite).assign(average=0.5)
+    collected = recorded(suite, results, records_of(suite), rounds_of(suite))
+    monkeypatch.setattr(write, "load_dataset", lambda name, **_: no_data(name))
+    names = [figure.name for figure in write_figures(collected, summary_of(suite, results), tmp_path)]
+    assert [name for name in names if name.startswith("accuracy-rounds")] == [
+        f"accuracy-rounds-{policy}" for policy in ("local", "global", "global-then-ft")
+    ]
+    assert [name for name in names if name.startswith("loss")] == ["loss-rounds-local", "loss-rounds-global"]

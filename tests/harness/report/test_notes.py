@@ -97,7 +97,9 @@ def test_tuned_values_are_shown_by_method_and_setting() -> None:
     assert section.text == ("Tuned on held-out data: 1 of 4 cells, on seeds 100, which no table reports.",)
     [grid] = section.grids
     assert grid.rows == ("No prompt", "FedVPT")
-    assert [[entry.text for entry in column.entries] for column in grid.columns] == [["–", "lr=0.3"], ["–", "–"]]
+    shown = {column.metric: [entry.text for entry in column.entries] for column in grid.columns}
+    assert shown["domains:m=1, local head"] == ["–", "lr=0.3"]
+    assert shown["domains:m=1, global head"] == shown["domains:m=2, local head"] == ["–", "–"]
     assert dict(facts(suite, results_frame(suite)))["Learning rates"] == "tuned on held-out data: 1 of 4 cells"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, results_frame, rows
+from support.report_suites import a_setting, a_suite, numbers_frame, results_frame, rows
 
 from fedprompt.harness.cells.suite import Row, Setting, Suite
 from fedprompt.harness.cells.suite_file import load_suite
@@ -45,7 +45,7 @@ def paper_suite(*settings: Setting) -> Suite:
 
 def grids(suite: Suite, printed: pd.DataFrame | None, **numbers: float) -> list[Grid]:
     results = results_frame(suite).assign(**numbers)
-    return list(published_grids(suite, with_published(suite, summarise_seeds(results), printed)))
+    return list(published_grids(suite, with_published(suite, numbers_frame(suite, results), printed)))
 
 
 def texts(grid: Grid) -> dict[str, list[str]]:
@@ -147,7 +147,42 @@ def test_unseen_ablation_and_v5_have_printed_values(printed: pd.DataFrame) -> No
 def test_the_papers_own_protocol_is_comparable(printed: pd.DataFrame) -> None:
     suite = paper_suite(paper_setting("m=1", ("fedvpt",)), paper_setting("s=5", ("fedvpt",)))
     assert [protocol_differences(suite, setting) for setting in suite.settings] == [[], []]
-    assert [grid.caution for grid in grids(suite, printed, average=0.9)] == ["", ""]
+    for grid in grids(suite, printed, average=0.9):
+        assert not grid.aside
+        assert grid.caution == (
+            "Heads are treated as in each method's paper. "
+            "Ours where the paper is silent: momentum 0.9, weight decay 1e-05, batch size 64."
+        )
+
+
+def test_values_stand_beside_the_papers_own_policy_only(printed: pd.DataFrame) -> None:
+    policies = ("local", "global", "global_then_ft")
+    suite = paper_suite(paper_setting("m=1", ("head-tune", "fedvpt"), policies=policies))
+    results = results_frame(suite)
+    results["average"] = results["policy"].map({"local": 0.7, "global": 0.8, "global_then_ft": 0.9})
+    summary = with_published(suite, numbers_frame(suite, results), printed)
+    beside = summary.dropna(subset=["published"])[["row", "policy", "metric"]].values.tolist()
+    assert [line[:2] for line in beside if line[2] == "average"] == [["head-tune", "global"], ["fedvpt", "local"]]
+    average, _ = published_grids(suite, summary)
+    assert [texts(average)[title][0] for title in ("No prompt", "FedVPT")] == ["80.00±0.00", "70.00±0.00"]
+
+
+def test_rates_and_prompts_that_are_not_the_papers_are_named_from_the_cell(printed: pd.DataFrame) -> None:
+    params = {"fedvpt": {"length": 4}, "fedvpt-d": {"length": 4, "lr": 0.3}}
+    setting = paper_setting("m=1", ("fedvpt", "fedvpt-d", "pfedpg"), params=params)
+    tuned = {("pfedpg", "domainnet", "domains:m=1", "local"): {"lr": 0.1, "gen_lr": 0.02}}
+    suite = dataclasses.replace(paper_suite(setting), tuned=tuned)
+    caution = grids(suite, printed, average=0.9)[0].caution
+    assert "prompt length 4 (10) of FedVPT, FedVPT-D" in caution
+    assert "learning rate 0.3 (0.01) of FedVPT-D" in caution
+    assert "pFedPG" not in caution  # tuned, as in its paper
+    untuned = grids(paper_suite(setting), printed, average=0.9)[0].caution
+    assert "gen_lr 0.1 (tuned) of pFedPG" in untuned
+
+
+def test_the_kl_term_is_named_where_it_is_not_the_papers(printed: pd.DataFrame) -> None:
+    setting = paper_setting("m=1", ("pfedbayespt",), params={"pfedbayespt": {"kl_reduction": "mean"}})
+    assert "kl_reduction mean (sum) of pFedBayesPT" in grids(paper_suite(setting), printed, average=0.9)[0].caution
 
 
 def test_the_suites_of_the_paper_are_comparable() -> None:

@@ -67,8 +67,8 @@ def test_two_rows_are_too_few() -> None:
 
 def test_diagram_names_every_row_and_joins_those_alike() -> None:
     (picture,) = figures_ranks(mean_ranks(steady(12)), {"row-0": "Best"})
-    assert isinstance(picture.canvas, Figure)
-    (ax,) = picture.canvas.axes
+    assert isinstance(picture.figure, Figure)
+    (ax,) = picture.figure.axes
     texts = [text.get_text() for text in ax.texts]
     assert "Best  1.00" in texts
     assert "5.00  row-4" in texts

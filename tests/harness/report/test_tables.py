@@ -1,26 +1,34 @@
+import re
+
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, every_kind, results_frame
+from support.report_suites import a_setting, a_suite, every_kind, numbers_frame, records_frame, results_frame
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Entry, Grid
-from fedprompt.harness.report.tables import heterogeneity, result_entry, signed, slug, tables_of, unique, unseen, vsweep
+from fedprompt.harness.report.tables import MOVING, result_entry, results, signed, slug, tables_of, unique, vsweep
 
 
 def number(**change: object) -> pd.Series:
     values = {"status": "finished", "mean": 61.234, "std": 0.5, "mean_exclude": 61.234, "std_exclude": 0.5}
-    return pd.Series({**values, "seeds": 3, "seeds_expected": 3, **change})
+    status = {"metric": "average", "moving": 0.0, "drift": 0.0, "leads": False}
+    return pd.Series({**values, **status, "seeds": 3, "seeds_expected": 3, **change})
 
 
 @pytest.mark.parametrize(
     ("change", "entry"),
     [
-        ({}, Entry("61.23±0.50", value=61.23)),
-        ({"std": float("nan"), "std_exclude": float("nan")}, Entry("61.23", value=61.23)),  # one seed
-        ({"mean_exclude": 62.0}, Entry("61.23±0.50", "[62.00±0.50]", 61.23)),
-        ({"mean_exclude": float("nan")}, Entry("61.23±0.50", value=61.23)),  # none ever took part
-        ({"seeds": 2}, Entry("61.23±0.50 (2/3)")),  # not compared
+        ({}, Entry("61.23±0.50")),
+        ({"std": float("nan"), "std_exclude": float("nan")}, Entry("61.23")),  # one seed
+        ({"mean_exclude": 62.0}, Entry("61.23±0.50", "[62.00±0.50]")),
+        ({"mean_exclude": float("nan")}, Entry("61.23±0.50")),  # none ever took part
+        ({"leads": True}, Entry("61.23±0.50", bold=True)),
+        ({"seeds": 2, "leads": True}, Entry("61.23±0.50 (2/3)")),  # never bold
+        ({"moving": 0.5, "drift": 1.2}, Entry("61.23±0.50", marks="↑")),
+        ({"moving": 1.0, "drift": -1.2}, Entry("61.23±0.50", marks="↓")),
+        ({"moving": 0.4, "drift": 1.2}, Entry("61.23±0.50")),  # in fewer than half of the seeds
+        ({"moving": 1.0, "drift": 1.2, "metric": "worst_local"}, Entry("61.23±0.50")),
         ({"status": "failed"}, Entry("failed")),
         ({"status": "missing", "mean": float("nan")}, Entry("–")),
         ({"mean": float("nan")}, Entry("–")),
@@ -30,23 +38,129 @@ def test_an_entry(change: dict[str, object], entry: Entry) -> None:
     assert result_entry(number(**change)) == entry
 
 
-def shown(suite: Suite, **numbers: list[float]) -> Grid:
-    results = results_frame(suite, **numbers)
+def tables(suite: Suite, frame: pd.DataFrame, records: pd.DataFrame | None = None) -> list[tuple[Grid, ...]]:
     for metric in ("average", "worst_local"):
-        results[f"{metric}_exclude"] = results[metric]
-    return heterogeneity("Feature shift", summarise_seeds(results))
+        frame[f"{metric}_exclude"] = frame[metric]
+    return [grids for _, grids in results("Feature shift", numbers_frame(suite, frame, records))]
 
 
-def test_best_is_first_and_second_is_second_of_each_column() -> None:
-    suite = a_suite(("head-tune", "fedvpt", "fedvpt-d"))
-    grid = shown(suite, average=[0.5, 0.7, 0.6], worst_local=[0.3, 0.1, 0.2])
-    assert grid.rows == ("No prompt", "FedVPT", "FedVPT-D")
-    assert [[entry.rank for entry in column.entries] for column in grid.columns[:2]] == [[0, 1, 2], [1, 0, 2]]
+def shown(suite: Suite, **numbers: list[float]) -> Grid:
+    """The only table, without records."""
+    [[grid]] = tables(suite, results_frame(suite, **numbers))
+    return grid
 
 
-def test_values_that_print_alike_are_equal() -> None:
-    grid = shown(a_suite(), average=[0.500001, 0.5], worst_local=[0.3, 0.2])
-    assert [entry.rank for entry in grid.columns[0].entries] == [1, 1]
+POLICIES = ("local", "global", "global_then_ft")
+CLIENTS = [0.4, 0.5, 0.5, 0.6, 0.7, 0.6]
+BETTER = [0.46, 0.55, 0.54, 0.65, 0.76, 0.64]  # by 5 points on average, whatever the client
+
+
+def by_policy(**levels: list[float]) -> tuple[Suite, pd.DataFrame]:
+    """A suite with all policies and its records; ``levels`` are the accuracies of clients, by method."""
+    methods = [name.replace("_", "-") for name in levels]
+    suite = a_suite(settings=(a_setting(methods=methods, policies=POLICIES),), seeds=(0, 1))
+    accuracies = {
+        (0, method, seed): [clients] * 2
+        for method, clients in zip(methods, levels.values(), strict=True)
+        for seed in suite.seeds
+    }
+    return suite, pd.concat([records_frame(accuracies, policy, policy) for policy in POLICIES])
+
+
+def entries(grid: Grid) -> dict[tuple[str, str], list[str]]:
+    return {(c.setting, c.metric): [entry.text + entry.marks for entry in c.entries] for c in grid.columns}
+
+
+def test_policies_stand_side_by_side_with_gains_over_no_prompt() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER)
+    [(means, spread)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert (means.title, means.rows) == ("Feature shift: m=1", ("No prompt", "FedVPT"))
+    heads = ["Local head", "Global head", "Global head, fine-tuned"]
+    assert [setting for setting, _ in means.groups] == [*heads, "Sent"]
+    for head in heads:
+        control, gain = entries(means)[head, "Gain"]
+        assert control == "control"
+        assert re.fullmatch(r"\+5\.0 \[4\.\d, 5\.\d\]†", gain)
+    assert [column.metric for column in spread.columns] == ["Worst Local", "10 %", "50 %", "90 %"] * 3
+    assert entries(spread)["Global head", "50 %"] == ["55.0", "59.5"]
+    assert "adjusted" in means.notes[0].text
+
+
+def test_a_gain_is_over_the_control_of_the_same_policy() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER)
+    better_head = (records["policy"] == "global") & (records["row"] == "head-tune")
+    records["accuracy"] += 0.1 * better_head
+    [(means, _)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert entries(means)["Local head", "Gain"][1].startswith("+5.0 [")
+    assert entries(means)["Global head", "Gain"][1].startswith("−5.0 [−5.")
+
+
+def test_the_distinguishable_best_is_bold_and_nothing_else() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER, fedvpt_d=CLIENTS)
+    [grids] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    bold = [
+        (column.metric, grid.rows[row])
+        for grid in grids
+        for column in grid.columns
+        for row, entry in enumerate(column.entries)
+        if entry.bold
+    ]
+    assert bold == [("Average", "FedVPT")] * 3
+
+
+def test_a_copy_is_neither_bold_nor_different() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER, fedvpt_d=BETTER)
+    [(means, spread)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert not any(entry.bold for grid in (means, spread) for column in grid.columns for entry in column.entries)
+    assert len({*entries(means)["Local head", "Gain"][1:]}) == 1
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=CLIENTS)
+    [(means, _)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert entries(means)["Local head", "Gain"] == ["control", "+0.0 [0.0, 0.0]"]
+
+
+def test_a_higher_mean_that_cannot_be_told_apart_is_not_bold() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=[0.9, 0.2, 0.5, 0.6, 0.7, 0.6])
+    [(means, _)] = tables(suite, results_frame(suite).assign(average=[0.5] * 6 + [0.6] * 6, worst_local=0.4), records)
+    assert not any(entry.bold for column in means.columns for entry in column.entries)
+    assert entries(means)["Local head", "Gain"][1].startswith("+3.3 [−")
+    assert means.notes == ()  # nothing differs
+
+
+def test_cells_that_still_move_are_marked_and_the_rule_is_stated() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER)
+    frame = results_frame(suite).assign(average=0.5, worst_local=0.4)
+    rising = (frame["row"] == "fedvpt") & (frame["policy"] == "global")
+    frame.loc[rising, ["moving", "drift"]] = [1.0, 2.0]
+    [(means, _)] = tables(suite, frame, records)
+    assert entries(means)["Global head", "Average"] == ["50.00±0.00", "50.00±0.00↑"]
+    assert entries(means)["Local head", "Average"] == ["50.00±0.00", "50.00±0.00"]
+    assert (means.notes[-1].mark, means.notes[-1].text) == ("↑", MOVING)
+
+
+def test_with_one_policy_settings_stand_side_by_side_with_gains_where_there_is_a_control() -> None:
+    suite = a_suite(settings=(a_setting("m=1"), a_setting("m=2", ("fedvpt",))), seeds=(0, 1))
+    accuracies = {
+        (column, row, seed): [CLIENTS] * 2
+        for column, row in ((0, "head-tune"), (0, "fedvpt"), (1, "fedvpt"))
+        for seed in (0, 1)
+    }
+    frame = results_frame(suite).assign(average=0.5, worst_local=0.4, reading="global")
+    [(means, spread)] = tables(suite, frame, records_frame(accuracies))
+    heads = [(column.setting, column.metric) for column in means.columns]
+    assert heads == [
+        *[("m=1", metric) for metric in ("Average", "Gain", "Worst Local")],
+        *[("m=2", metric) for metric in ("Average", "Worst Local")],
+        ("Sent", ""),
+    ]
+    assert [column.metric for column in spread.columns] == ["10 %", "50 %", "90 %"] * 2
+
+
+def test_methods_of_different_heads_have_different_controls() -> None:
+    """As in their papers: FedVPT has a local head, No prompt a global one."""
+    suite = a_suite(("head-tune", "fedvpt"))
+    records = records_frame({(0, row, 0): [CLIENTS] * 2 for row in ("head-tune", "fedvpt")})
+    [(means, _)] = tables(suite, results_frame(suite, average=[0.5, 0.5], worst_local=[0.5, 0.5]), records)
+    assert entries(means)["m=1", "Gain"] == ["control", "–"]
 
 
 def test_settings_stand_side_by_side_then_what_is_sent() -> None:
@@ -72,7 +186,7 @@ def test_a_row_that_a_setting_lacks_is_empty_there() -> None:
 
 def test_unseen_clients_have_one_column_a_setting() -> None:
     suite = a_suite(settings=(a_setting(kind="unseen"),))
-    grid = unseen("Unseen", summarise_seeds(results_frame(suite, unseen_average=[0.25, 0.5])))
+    [(_, [grid])] = results("Unseen", numbers_frame(suite, results_frame(suite, unseen_average=[0.25, 0.5])))
     [column] = grid.columns
     assert (column.metric, [entry.text for entry in column.entries]) == ("Unseen Average", ["25.00", "50.00"])
 
@@ -81,10 +195,27 @@ def test_vsweep_has_a_column_a_v_and_names_settings_where_there_are_several() ->
     settings = tuple(a_setting(f"m={m}", ("pfedbayespt",), kind="vsweep") for m in (1, 2))
     suite = a_suite(settings=settings)
     values = {f"average_samples_{v}": [0.5 + 0.01 * v, 0.4] for v in range(1, 11)}
-    grid = vsweep("V-sweep", summarise_seeds(results_frame(suite, **values)))
+    grid = vsweep("V-sweep", numbers_frame(suite, results_frame(suite, **values)))
     assert grid.rows == ("pFedBayesPT, m=1", "pFedBayesPT, m=2")
     assert [column.metric for column in grid.columns] == [f"V={v}" for v in range(1, 11)]
     assert [column.entries[0].text for column in grid.columns][::9] == ["51.00", "60.00"]
+
+
+def test_unseen_clients_have_gains_in_the_last_state() -> None:
+    suite = a_suite(settings=(a_setting(kind="unseen", policies=("local",)),))
+    records = records_frame(
+        {(0, "head-tune", 0): [[0.9] * 6, CLIENTS], (0, "fedvpt", 0): [[0.1] * 6, BETTER]}, "local", "local"
+    )
+    frame = numbers_frame(suite, results_frame(suite, unseen_average=[0.55, 0.6]), records.assign(unseen=True))
+    [(_, (means, _))] = results("Unseen", frame)
+    assert entries(means)["m=1", "Gain"][1].startswith("+5.0 [")
+
+
+def test_vsweep_names_policies_where_there_are_several() -> None:
+    suite = a_suite(settings=(a_setting(methods=("pfedbayespt",), kind="vsweep", policies=POLICIES),))
+    grid = vsweep("V-sweep", numbers_frame(suite, results_frame(suite)))
+    heads = ("local head", "global head", "global head, fine-tuned")
+    assert grid.rows == tuple(f"pFedBayesPT, {head}" for head in heads)
 
 
 def test_a_table_is_a_heading_and_a_kind() -> None:

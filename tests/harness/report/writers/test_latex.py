@@ -16,7 +16,7 @@ GRID = Grid(
     "Shift",
     ("A_1", "B"),
     (
-        Column("m=1", "Average", (Entry("70.00±0.10", "[71.00]", rank=1), Entry("60.00", rank=2))),
+        Column("m=1", "Average", (Entry("70.00±0.10", "[71.00]", bold=True), Entry("60.00", marks="†↑"))),
         Column("m=1", "Worst Local", (Entry("–"), Entry("failed", marks="a"))),
         Column("Sent", "", (Entry("200 B"), Entry("2.0 kB"))),
     ),
@@ -37,7 +37,7 @@ def test_a_table() -> None:
         r"\midrule",
         r"A\_1 & \textbf{70.00$\pm$0.10} & -- & 200 B \\",
         r" & {[}71.00{]} &  &  \\",
-        r"B & \underline{60.00} & failed\textsuperscript{a} & 2.0 kB \\",
+        r"B & 60.00\textsuperscript{\dag{}$\uparrow$} & failed\textsuperscript{a} & 2.0 kB \\",
         r"\bottomrule",
         r"\end{tabular}",
         r"\par\smallskip\raggedright \textsuperscript{a}50 \% doubtful",

@@ -7,14 +7,14 @@ from fedprompt.harness.report.document import Column, Entry, Grid
 from fedprompt.harness.report.writers.markdown import render, table
 
 
-def test_best_is_bold_and_second_is_inserted() -> None:
-    entries = (Entry("70.00±0.10", "[71.00±0.20]", rank=1), Entry("60.00", rank=2), Entry("50.00", marks="ab"))
+def test_the_distinguishable_best_is_bold() -> None:
+    entries = (Entry("70.00±0.10", "[71.00±0.20]", bold=True), Entry("60.00"), Entry("50.00", marks="ab"))
     text = table(Grid("g", "G", ("A", "B", "C"), (Column("m=1", "Average", entries),)))
     assert text.splitlines() == [
         "| Method | m=1<br>Average |",
         "| --- | ---: |",
         "| A | **70.00±0.10**<br>[71.00±0.20] |",
-        "| B | <ins>60.00</ins> |",
+        "| B | 60.00 |",
         "| C | 50.00<sup>ab</sup> |",
     ]
 
