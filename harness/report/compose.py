@@ -37,7 +37,13 @@ def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, 
     return Summary(with_paired(numbers, paired), comparisons, paired)
 
 
-def compose(suite: Suite, results: pd.DataFrame, summary: Summary, figures: Sequence["WrittenFigure"]) -> Document:
+def compose(
+    suite: Suite,
+    results: pd.DataFrame,
+    summary: Summary,
+    figures: Sequence["WrittenFigure"],
+    tuning_notes: Sequence[str] = (),
+) -> Document:
     concluded = sentences(suite, summary.comparisons)
     said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
     sections = [
@@ -46,7 +52,7 @@ def compose(suite: Suite, results: pd.DataFrame, summary: Summary, figures: Sequ
         *_published(suite, summary.numbers),
         Section("How to read the numbers", tuple(notes.reading(suite, results))),
         *([Section("Figures", figures=tuple(figures))] if figures else []),
-        *([notes.tuned_section(suite, results)] if suite.tuned else []),
+        *([notes.tuned_section(suite, results, tuning_notes)] if suite.tuned else []),
         notes.provenance(suite, results),
     ]
     names = iter(tables.unique(grid.name for section in sections for grid in section.grids))

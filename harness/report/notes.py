@@ -82,8 +82,8 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     return lines
 
 
-def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
-    """The values that tuning chose, by method and setting."""
+def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str] = ()) -> Section:
+    """The values that tuning chose, by method and setting; ``reliability`` says how firm the choices are."""
     keys = _tuned_keys(results)
     settings = list(dict.fromkeys(key[1:] for key in keys))
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
@@ -103,7 +103,7 @@ def tuned_section(suite: Suite, results: pd.DataFrame) -> Section:
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
     text = f"{_tuned_share(suite, results)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
-    return Section("Tuned values", (text[0].upper() + text[1:],), (grid,), folded=True)
+    return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), folded=True)
 
 
 def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:

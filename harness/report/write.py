@@ -25,7 +25,7 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     (folder / "figures").mkdir(parents=True)
     summary = summarise_suite(suite, results, recorded.records, out)
     figures = write_figures(recorded, summary.numbers, folder / "figures", _tuning(suite, uri))
-    document = compose(suite, results, summary, figures)
+    document = compose(suite, results, summary, figures, _tuning_notes(suite, out))
     _write(folder / "report.md", markdown.render(document, folder))
     _write(folder / "index.html", html.render(document))
     latex.write(document, folder)
@@ -43,6 +43,15 @@ def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
     from fedprompt.harness.tuning.study_tracker import tuning_frame
 
     return tuning_frame(uri, suite)
+
+
+def _tuning_notes(suite: Suite, out: Path) -> list[str]:
+    """How much the tuned values can be relied on."""
+    if not suite.tuned:
+        return []
+    from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
+
+    return tuning_notes([choice.entry for choice in tuned_choices(suite, out)])
 
 
 def _tables_csv(suite: Suite, numbers: pd.DataFrame) -> str:

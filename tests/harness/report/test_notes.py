@@ -90,6 +90,12 @@ def test_marks_are_explained_only_where_they_are_used() -> None:
     assert [line[:5] for line in reading(suite, other) if line.startswith(("[ ]", "(k/n)"))] == ["[ ]: ", "(k/n)"]
 
 
+def test_how_firm_the_choices_are_stands_with_the_tuned_values() -> None:
+    suite = a_suite(tuned={("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}})
+    section = tuned_section(suite, results_frame(suite), ["2 of 9 choices lie at an edge."])
+    assert section.text[1:] == ("2 of 9 choices lie at an edge.",)
+
+
 def test_tuned_values_are_shown_by_method_and_setting() -> None:
     tuned = {("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}}
     suite = a_suite(m=(1, 2), tuned=tuned)
