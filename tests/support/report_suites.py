@@ -179,3 +179,23 @@ def a_document(folder: Path) -> Document:
     for path in (figure.png, figure.pdf):
         canvas.savefig(path)
     return compose(suite, results, summary, [figure])
+
+
+def trials(**change: Any) -> pd.DataFrame:
+    """Two learning rates with two temperatures each; one trial failed."""
+    columns = ("lr", "tau", "value", "state", "chosen")
+    lines = [
+        (0.1, 0.5, 0.6, "complete", False),
+        (0.1, 1.0, 0.7, "complete", True),
+        (0.3, 0.5, 0.65, "complete", False),
+        (0.3, 1.0, None, "failed", False),
+    ]
+    place = {
+        "method": "fedvpt",
+        "title": "FedVPT",
+        "dataset": "glyph-100",
+        "partition": "classes:s=5",
+        "head": "local",
+        "setting": "s=5",
+    }
+    return pd.DataFrame(lines, columns=columns).assign(**{**place, **change})

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from PIL import Image
-from support.report_suites import a_setting, a_suite, every_kind, recorded, results_frame, rows, run_all
+from support.report_suites import a_setting, a_suite, every_kind, recorded, results_frame, rows, run_all, trials
 from support.run_folders import BACKBONE
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
@@ -276,57 +276,6 @@ def test_data_that_are_not_at_hand_cost_a_note(capsys: pytest.CaptureFixture[str
     suite = a_suite()
     assert list(figures_partition(suite, records_of(suite, partition="0123"), no_data)) == []
     assert capsys.readouterr().err.startswith("note: no picture of who has what in glyph-domains: ")
-
-
-# -- tuning ---------------------------------------------------------------------------------------------------------
-
-
-def trials(**change: Any) -> pd.DataFrame:
-    """Two learning rates with two temperatures each; one trial failed."""
-    columns = ("lr", "tau", "value", "state", "chosen")
-    lines = [
-        (0.1, 0.5, 0.6, "complete", False),
-        (0.1, 1.0, 0.7, "complete", True),
-        (0.3, 0.5, 0.65, "complete", False),
-        (0.3, 1.0, None, "failed", False),
-    ]
-    place = {
-        "method": "fedvpt",
-        "title": "FedVPT",
-        "dataset": "glyph-100",
-        "partition": "classes:s=5",
-        "head": "local",
-        "setting": "s=5",
-    }
-    return pd.DataFrame(lines, columns=columns).assign(**{**place, **change})
-
-
-def test_tuning_shows_the_best_at_each_value_and_rings_the_chosen() -> None:
-    axes = {each.name: each.figure.axes for each in figures_tuning(trials())}
-    assert list(axes) == ["tuning-lr", "tuning-tau"]
-    [ax] = axes["tuning-lr"]
-    line, ring = ax.lines
-    assert line.get_xydata().tolist() == [[0.1, 70.0], [0.3, 65.0]]
-    assert ring.get_xydata().tolist() == [[0.1, 70.0]]
-    assert ax.get_xscale() == "log"
-    [ax] = axes["tuning-tau"]
-    assert ax.lines[0].get_xydata().tolist() == [[0, 65.0], [1, 70.0]]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.5", "1"]
-
-
-def test_trainings_with_a_local_and_a_global_head_have_panels_of_their_own() -> None:
-    frame = pd.concat([trials(tau=1.0), trials(tau=1.0, head="global")])
-    [drawn] = figures_tuning(frame)
-    titles = [ax.get_title() for ax in drawn.figure.axes]
-    assert titles == ["glyph-100, s=5, local head", "glyph-100, s=5, global head"]
-
-
-def test_a_parameter_with_one_value_is_not_drawn() -> None:
-    assert [each.name for each in figures_tuning(trials(tau=1.0))] == ["tuning-lr"]
-
-
-def test_no_tuning_no_figure() -> None:
-    assert list(figures_tuning(trials()[:0])) == []
 
 
 # -- all together ---------------------------------------------------------------------------------------------------
