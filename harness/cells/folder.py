@@ -78,12 +78,12 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
     lock = FileLock(folder / ".lock")  # the system releases it when the process ends, however it ends
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = lock.acquire(blocking=False)
+        folder_lock = lock.acquire(blocking=False)
     except Timeout as error:
         raise LockedError(cell) from error
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out DIR.") from error
-    with held:
+    with folder_lock:
         for scratch in folder.glob(".*-*"):  # left by a process that was killed while it wrote
             scratch.unlink()
         if restart:

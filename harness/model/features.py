@@ -33,10 +33,10 @@ def frozen_features(
         raise UserError(
             f"features after {depth} blocks: backbone {backbone.name!r} has {backbone.depth}; use at most that many."
         )
-    wanted = np.arange(len(dataset.images)) if rows is None else rows
+    wanted_rows = np.arange(len(dataset.images)) if rows is None else rows
     features = torch.zeros(len(dataset.images), backbone.width)
-    for start in track(range(0, len(wanted), CHUNK), f"features of {dataset.name}"):
-        chunk = wanted[start : start + CHUNK]
+    for start in track(range(0, len(wanted_rows), CHUNK), f"features of {dataset.name}"):
+        chunk = wanted_rows[start : start + CHUNK]
         features[chunk] = backbone.cls(torch.from_numpy(np.array(dataset.images[chunk])), stop=depth).cpu()
     return features
 

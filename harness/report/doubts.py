@@ -19,8 +19,8 @@ class Doubt:
     method: str = ""
 
     def about(self, printed: Mapping[Any, Any]) -> bool:
-        wanted = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "text")
-        return all(not value or str(printed[name]) == value for name, value in wanted)
+        conditions = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "text")
+        return all(not value or str(printed[name]) == value for name, value in conditions)
 
 
 DOUBTS = (

@@ -71,9 +71,9 @@ def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
             f"MLflow at {public(uri)} cannot be read ({public(uri, first_line(error))}); check --tracking-uri."
         ) from error
     runs.sort(key=lambda run: (run.info.status == "FINISHED", -run.info.start_time))
-    wanted = {cell.hash for cell in cells}
+    wanted_hashes = {cell.hash for cell in cells}
     by_hash = {run.data.tags.get("cell_hash", ""): run for run in runs}
-    return {key: run for key, run in by_hash.items() if key in wanted}
+    return {key: run for key, run in by_hash.items() if key in wanted_hashes}
 
 
 def _runs_of(client: "MlflowClient", experiment: "Experiment", condition: str) -> Iterator["Run"]:

@@ -44,8 +44,8 @@ def test_each_client_has_its_own_head() -> None:
     features = torch.randn(3, 5, 8)
     logits = linear(features, theta)
     for k in range(3):
-        wanted = features[k] @ theta["head.weight"][k].T + theta["head.bias"][k]
-        torch.testing.assert_close(logits[k], wanted, atol=1e-5, rtol=1e-5)
+        expected = features[k] @ theta["head.weight"][k].T + theta["head.bias"][k]
+        torch.testing.assert_close(logits[k], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_loss_is_the_mean_over_real_samples() -> None:

@@ -157,8 +157,8 @@ def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
     assert batch.images is not None
     features = method.backbone.cls(batch.images, edit)
     weight, bias = batch.rows(theta["head.weight"]), batch.rows(theta["head.bias"])
-    wanted = torch.einsum("ncd,nd->nc", weight, features) + bias
-    torch.testing.assert_close(batch.pack(prompted.logits), wanted, atol=1e-5, rtol=1e-5)
+    expected = torch.einsum("ncd,nd->nc", weight, features) + bias
+    torch.testing.assert_close(batch.pack(prompted.logits), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_encoders_give_one_prompt_per_image_and_layer() -> None:
@@ -264,8 +264,8 @@ def test_a_new_client_fits_its_head_by_cross_entropy(method: type[PFedBayesPT]) 
     federation, built, theta = build(method)
     batch = batch_of(federation)
     plain = pass_of(built, theta, batch).logits
-    wanted = torch.nn.functional.cross_entropy(plain.flatten(0, 1), batch.labels.flatten(), reduction="none")
-    torch.testing.assert_close(mean, wanted.view(2, 6).mean(1))
+    expected = torch.nn.functional.cross_entropy(plain.flatten(0, 1), batch.labels.flatten(), reduction="none")
+    torch.testing.assert_close(mean, expected.view(2, 6).mean(1))
 
 
 def test_adaptation_moves_the_head_alone() -> None:

@@ -35,8 +35,8 @@ def test_without_mixture_the_loss_is_the_plain_bound() -> None:
     q, prior = torch.distributions.Normal(psi.mean, psi.std), torch.distributions.Normal(0.0, 1.0)
     gap = (prior.log_prob(drawn.prompt) - q.log_prob(drawn.prompt)).sum((1, 2, 3))
     likelihood = drawn.logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
-    wanted = -(likelihood + batch.pad(gap) / size).mean(1)
-    torch.testing.assert_close(method.loss(theta, batch_of(federation)), wanted)
+    expected = -(likelihood + batch.pad(gap) / size).mean(1)
+    torch.testing.assert_close(method.loss(theta, batch_of(federation)), expected)
 
 
 def test_the_drawn_kl_averages_to_the_closed_form() -> None:

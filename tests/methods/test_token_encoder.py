@@ -48,8 +48,8 @@ def test_encode_is_ln_and_mlp_on_masked_tokens(position: str) -> None:
     rows = encode(state, "mean", normalised(f), m, "gelu", position)  # type: ignore[arg-type]
     assert rows.shape == (4, LAYERS, ROWS, WIDTH)
     for layer in range(LAYERS):
-        wanted = literally(state, f[:, layer], m[:, layer], layer, position)
-        torch.testing.assert_close(rows[:, layer], wanted, atol=1e-5, rtol=1e-5)
+        expected = literally(state, f[:, layer], m[:, layer], layer, position)
+        torch.testing.assert_close(rows[:, layer], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_no_mask_is_a_mask_of_ones() -> None:
@@ -66,8 +66,8 @@ def test_mask_positions_agree_without_an_ln_bias() -> None:
 def test_linear_encoder() -> None:
     state, z = weights(hidden=0, affine=False), normalised(features())
     assert set(state) == {"mean.0.weight", "mean.0.bias"}
-    wanted = state["mean.0.weight"] @ z + state["mean.0.bias"][..., None]
-    torch.testing.assert_close(encode(state, "mean", z), wanted)
+    expected = state["mean.0.weight"] @ z + state["mean.0.bias"][..., None]
+    torch.testing.assert_close(encode(state, "mean", z), expected)
 
 
 def test_channels_are_treated_alike_and_tokens_are_not() -> None:

@@ -17,8 +17,13 @@ MICRO = BackboneSpec("micro-vit", "random", 32)
 
 
 def glyph_cell(**changes: object) -> Cell:
-    wanted: dict[str, object] = {"method": "fedvpt", "dataset": "glyph-domains", "partition": "domains:m=2", **changes}
-    return make_cell(backbone=MICRO, **wanted)  # type: ignore[arg-type]
+    arguments: dict[str, object] = {
+        "method": "fedvpt",
+        "dataset": "glyph-domains",
+        "partition": "domains:m=2",
+        **changes,
+    }
+    return make_cell(backbone=MICRO, **arguments)  # type: ignore[arg-type]
 
 
 def test_json_round_trip() -> None:

@@ -55,9 +55,9 @@ def test_two_workers_give_the_bits_of_one(tmp_path: Path, shared_cache: Path) ->
         make_cell("fedvpt", "glyph-domains", "domains:m=1,shots=1", backbone, seed, {"length": 1}, protocol)
         for seed in (0, 1, 2)
     ]
-    told: list[RoundProgress] = []
+    progress_events: list[RoundProgress] = []
     one = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "one"), silent, workers=1)}
-    two = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "two"), told.append, workers=2)}
+    two = {o.cell.hash: o.folder for o in execute(cells, Site(tmp_path / "two"), progress_events.append, workers=2)}
     for cell in cells:
         assert (one[cell.hash] / "records.csv").read_bytes() == (two[cell.hash] / "records.csv").read_bytes()
-    assert sorted((p.cell, p.round) for p in told) == sorted((c.hash, r) for c in cells for r in (1, 2))
+    assert sorted((p.cell, p.round) for p in progress_events) == sorted((c.hash, r) for c in cells for r in (1, 2))

@@ -184,11 +184,11 @@ def test_bench_expands_its_suite_once_and_reports(
         'backbone = "micro-vit"\nseeds = [0, 1]\nmethods = ["head-tune", "fedvpt"]\n[protocol]\nrounds = 2\nlast = 2\n'
         '[[settings]]\ntable = "T"\ndataset = "glyph-domains"\npartition = "domains:m={m}"\nm = [1, 6]\n'
     )
-    made: list[Cell] = []
+    made_cells: list[Cell] = []
 
     def counted(*args: Any) -> Cell:
-        made.append(make_cell(*args))
-        return made[-1]
+        made_cells.append(make_cell(*args))
+        return made_cells[-1]
 
     def finish_at_once(cells: list[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
@@ -198,7 +198,7 @@ def test_bench_expands_its_suite_once_and_reports(
     monkeypatch.setattr(session_module, "execute", finish_at_once)
     new_store(tmp_path)
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
-    assert len(made) == 8
+    assert len(made_cells) == 8
     assert (tmp_path / "report" / "mini" / "index.html").exists()
     assert "8 of 8 cells" not in capsys.readouterr().err
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0

@@ -84,9 +84,9 @@ def test_predictions_restricted_to_the_classes_of_the_client() -> None:
     train = [{0: 2, 1: 2}, {2: 1, 1: 2}, {0: 3}, {0: 1, 1: 1, 2: 1, 3: 1}]
     federation, state = after(Stubborn, [], partition=by_class(train, TEST), mask_local_classes=True)
     # Ranked 3, 2, 1, 0, the clients now answer 1, 2, 0 and 3; padding, whose label reads 0, is nobody's success.
-    wanted = [(0, 0, 4), (1, 4, 5), (2, 0, 2), (3, 11, 11)]
-    assert counted(evaluate(federation, state)) == wanted
-    assert counted(evaluate(federation, state, clients=[1, 3])) == [wanted[1], wanted[3]]
+    expected = [(0, 0, 4), (1, 4, 5), (2, 0, 2), (3, 11, 11)]
+    assert counted(evaluate(federation, state)) == expected
+    assert counted(evaluate(federation, state, clients=[1, 3])) == [expected[1], expected[3]]
 
 
 def test_each_domain_of_a_client_has_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_finetune_adapts_a_copy_of_the_head_alone() -> None:
     start = federation.personal(state, 2)
     assert torch.equal(theta["prompt"], state.server["prompt"].expand(2, -1, -1))
     assert not torch.equal(theta["head.weight"][0], start["head.weight"])
-    wanted = count_correct(federation, state, theta, [2, 3], "test")
-    assert evaluate(federation, state)[2:] == wanted
+    expected = count_correct(federation, state, theta, [2, 3], "test")
+    assert evaluate(federation, state)[2:] == expected
     assert equal(state, before)
 
 
@@ -173,9 +173,9 @@ def test_with_a_global_head_nobody_needs_adapting(monkeypatch: pytest.MonkeyPatc
 def test_unseen_clients_adapt_and_are_marked() -> None:
     federation, state = after(FedVPT, [[0, 1]], never_sampled="as_is")
     theta = adapt(federation, state, [2, 3], federation.protocol.epochs)
-    wanted = count_correct(federation, state, theta, [2, 3], "test")
+    expected = count_correct(federation, state, theta, [2, 3], "test")
     records = evaluate_unseen(federation, state, [2, 3])
-    assert counted(records) == counted(wanted)
+    assert counted(records) == counted(expected)
     assert all(r.unseen and not r.participated for r in records)
 
 
@@ -186,9 +186,9 @@ def test_unseen_clients_adapt_and_are_marked() -> None:
 def test_everybody_finetunes_before_the_second_reading(method: type, epochs: int) -> None:
     federation, state = after(method, [[0, 1]], head="global", finetune_epochs=epochs)
     theta = adapt(federation, state, [0, 1, 2, 3], epochs)
-    wanted = count_correct(federation, state, theta, [0, 1, 2, 3], "test")
+    expected = count_correct(federation, state, theta, [0, 1, 2, 3], "test")
     records = evaluate(federation, state)
-    assert records[4:] == [dataclasses.replace(record, policy="global_then_ft") for record in wanted]
+    assert records[4:] == [dataclasses.replace(record, policy="global_then_ft") for record in expected]
     assert not torch.equal(theta["head.weight"][0], state.server["head.weight"])
 
 

@@ -184,14 +184,14 @@ def test_nothing_is_shared_between_clients_or_with_the_server() -> None:
     federation = toy_federation(FedVPT, eval_point="post_local", epochs=0)
     state = federation.start()
     federation.step(state, [0, 1])
-    wanted = copy.deepcopy(state)
+    expected = copy.deepcopy(state)
     for name in state.personal[0]:
         state.personal[0][name].fill_(9)
     for name in state.local[0]:
         state.local[0][name].fill_(9)
-    assert same(state.personal[1], wanted.personal[1])
-    assert same(state.local[1], wanted.local[1])
-    assert same(state.server, wanted.server)
+    assert same(state.personal[1], expected.personal[1])
+    assert same(state.local[1], expected.local[1])
+    assert same(state.server, expected.server)
 
 
 def test_a_failed_round_leaves_the_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,8 @@ def test_deep_replaces_the_rows_of_every_block() -> None:
     tokens = model.embed(IMAGES)
     for index, block in enumerate(model.vit.blocks):  # what earlier prompt rows became is never looked at
         tokens = block(torch.cat([tokens[:, :1], prompts[:, index], tokens[:, -PATCHES:]], dim=1))
-    wanted = model.vit.norm(tokens)[:, 0]
-    torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), wanted, atol=1e-5, rtol=1e-5)
+    expected = model.vit.norm(tokens)[:, 0]
+    torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_every_deep_prompt_has_a_gradient() -> None:
@@ -142,8 +142,8 @@ def test_rows_after_the_last_prompted_block_propagate() -> None:
     first, second, third = model.vit.blocks
     tokens = first(insert(model.embed(IMAGES), prompts[:, 0]))
     tokens = second(torch.cat([tokens[:, :1], prompts[:, 1], tokens[:, -PATCHES:]], dim=1))
-    wanted = model.vit.norm(third(tokens))[:, 0]
-    torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), wanted, atol=1e-5, rtol=1e-5)
+    expected = model.vit.norm(third(tokens))[:, 0]
+    torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_drop_removes_the_prompts_and_not_the_patches() -> None:
@@ -151,8 +151,8 @@ def test_drop_removes_the_prompts_and_not_the_patches() -> None:
     first, second, third = model.vit.blocks
     tokens = first(insert(model.embed(IMAGES), prompts[:, 0]))
     kept = torch.cat([tokens[:, :1], tokens[:, -PATCHES:]], dim=1)
-    wanted = model.vit.norm(third(second(kept)))[:, 0]
-    torch.testing.assert_close(model.cls(IMAGES, deep(prompts, after_depth="drop")), wanted, atol=1e-5, rtol=1e-5)
+    expected = model.vit.norm(third(second(kept)))[:, 0]
+    torch.testing.assert_close(model.cls(IMAGES, deep(prompts, after_depth="drop")), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

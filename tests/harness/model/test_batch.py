@@ -52,8 +52,8 @@ def test_rows_give_each_sample_its_clients_tensor(sizes: list[int]) -> None:
 def test_mean_is_over_real_samples_only(sizes: list[int]) -> None:
     batch = make(sizes, 7)
     per_sample = torch.where(batch.mask, numbered(len(sizes), 7), 1000.0)
-    wanted = [row[:n].mean() if n else torch.tensor(0.0) for row, n in zip(per_sample, sizes, strict=True)]
-    torch.testing.assert_close(batch.mean(per_sample), torch.stack(wanted))
+    expected = [row[:n].mean() if n else torch.tensor(0.0) for row, n in zip(per_sample, sizes, strict=True)]
+    torch.testing.assert_close(batch.mean(per_sample), torch.stack(expected))
 
 
 def test_an_absent_client_has_mean_zero_and_gradient_zero() -> None:

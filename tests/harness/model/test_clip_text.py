@@ -31,23 +31,23 @@ def test_class_features_are_open_clips(quick_gelu: bool) -> None:
     model = tiny_open_clip(quick_gelu=quick_gelu)
     clip = rebuilt(model)
     features = clip.text_features(CONTEXT, clip.class_prompts(NAMES, LENGTH))
-    wanted = torch.stack([by_open_clip(model, context) for context in CONTEXT])
+    expected = torch.stack([by_open_clip(model, context) for context in CONTEXT])
     assert features.shape == (5, 3, 32)
-    torch.testing.assert_close(features, wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=0)
 
 
 def test_plain_texts_are_open_clips() -> None:
     model, texts = tiny_open_clip(), ["a photo of a cat.", "two dogs, and something much longer than that"]
     features = rebuilt(model).text
-    wanted = model.encode_text(open_clip.tokenize(texts), normalize=True)
-    torch.testing.assert_close(features(features.tokenise(texts))[0], wanted, atol=1e-5, rtol=0)
+    expected = model.encode_text(open_clip.tokenize(texts), normalize=True)
+    torch.testing.assert_close(features(features.tokenise(texts))[0], expected, atol=1e-5, rtol=0)
 
 
 def test_a_projection_with_bias_and_layer_scale_are_open_clips() -> None:
     model = tiny_open_clip(text={"proj_bias": True, "ls_init_value": 0.5}, vision={"ls_init_value": 0.5})
     clip = rebuilt(model)
-    wanted = model.encode_text(open_clip.tokenize(["a cat"]), normalize=True)
-    torch.testing.assert_close(clip.text(clip.text.tokenise(["a cat"]))[0], wanted, atol=1e-5, rtol=0)
+    expected = model.encode_text(open_clip.tokenize(["a cat"]), normalize=True)
+    torch.testing.assert_close(clip.text(clip.text.tokenise(["a cat"]))[0], expected, atol=1e-5, rtol=0)
 
 
 def test_prompts_are_cut_after_the_longest_end() -> None:
@@ -72,8 +72,8 @@ def test_the_gradient_of_a_context_is_open_clips() -> None:
     target = torch.randn(3, 32, generator=torch.Generator().manual_seed(4))
     features = clip.text_features(context, clip.class_prompts(NAMES, LENGTH))
     (ours,) = torch.autograd.grad((features * target).sum(), context)
-    wanted = torch.stack([by_open_clip(model, c) for c in context])
-    (theirs,) = torch.autograd.grad((wanted * target).sum(), context)
+    expected = torch.stack([by_open_clip(model, c) for c in context])
+    (theirs,) = torch.autograd.grad((expected * target).sum(), context)
     assert theirs.abs().max() > 1e-2
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 

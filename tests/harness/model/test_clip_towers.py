@@ -57,8 +57,8 @@ def load(path: Path, name: str = TINY) -> FrozenCLIP:
 def test_image_features_are_open_clips(vision: dict[str, Any], quick_gelu: bool) -> None:
     model = tiny_open_clip(vision, quick_gelu=quick_gelu)
     clip = rebuilt(model)
-    wanted = model.encode_image(pixels(clip), normalize=True)
-    torch.testing.assert_close(clip.image_features(IMAGES), wanted, atol=1e-5, rtol=0)
+    expected = model.encode_image(pixels(clip), normalize=True)
+    torch.testing.assert_close(clip.image_features(IMAGES), expected, atol=1e-5, rtol=0)
 
 
 def test_spatial_tokens_are_open_clips() -> None:
@@ -67,9 +67,9 @@ def test_spatial_tokens_are_open_clips() -> None:
     found = model.visual.forward_intermediates(pixels(clip), indices=1, normalize_intermediates=True, output_fmt="NLC")[
         "image_intermediates"
     ][0]
-    wanted = F.normalize(found @ model.visual.proj, dim=-1)
-    assert wanted.shape == (3, 16, 32)
-    torch.testing.assert_close(clip.spatial(IMAGES), wanted, atol=1e-5, rtol=0)
+    expected = F.normalize(found @ model.visual.proj, dim=-1)
+    assert expected.shape == (3, 16, 32)
+    torch.testing.assert_close(clip.spatial(IMAGES), expected, atol=1e-5, rtol=0)
 
 
 def test_visual_prompts_may_go_before_the_first_norm() -> None:
@@ -80,10 +80,10 @@ def test_visual_prompts_may_go_before_the_first_norm() -> None:
     patches = visual.conv1(pixels(clip)).flatten(2).transpose(1, 2)
     tokens = torch.cat([visual.class_embedding.expand(3, 1, -1), patches], 1) + visual.positional_embedding
     tokens = visual.transformer(visual.ln_pre(torch.cat([tokens, prompt], 1)))
-    wanted = F.normalize(visual.ln_post(tokens[:, 0]) @ visual.proj, dim=-1)
+    expected = F.normalize(visual.ln_post(tokens[:, 0]) @ visual.proj, dim=-1)
     found = clip.image_features(IMAGES, shallow(clip.vit.norm_pre(prompt)))
-    assert (wanted - clip.image_features(IMAGES)).abs().max() > 1e-2
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    assert (expected - clip.image_features(IMAGES)).abs().max() > 1e-2
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_cached_cls_features_are_projected_to_image_features() -> None:
@@ -137,8 +137,8 @@ def test_vit_b_16_shapes_are_open_clips() -> None:
     images = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     names = ["cat", "great white shark"]
     texts = open_clip.tokenize([f"a photo of a {name}." for name in names])
-    wanted = model.encode_image(pixels(clip, images), normalize=True)
-    torch.testing.assert_close(clip.image_features(images), wanted, atol=1e-5, rtol=0)
+    expected = model.encode_image(pixels(clip, images), normalize=True)
+    torch.testing.assert_close(clip.image_features(images), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(
         clip.template_features(names), model.encode_text(texts, normalize=True), atol=1e-5, rtol=0
     )
@@ -159,10 +159,10 @@ def test_sizes_are_known_without_weights() -> None:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_local_file_is_loaded(suffix: str, tmp_path: Path) -> None:
-    clip, wanted = load(save(tmp_path / f"tiny{suffix}")), rebuilt(tiny_open_clip())
+    clip, expected = load(save(tmp_path / f"tiny{suffix}")), rebuilt(tiny_open_clip())
     assert clip.weights.startswith("sha256:")
-    torch.testing.assert_close(clip.image_features(IMAGES), wanted.image_features(IMAGES))
-    torch.testing.assert_close(clip.template_features(["cat"]), wanted.template_features(["cat"]))
+    torch.testing.assert_close(clip.image_features(IMAGES), expected.image_features(IMAGES))
+    torch.testing.assert_close(clip.template_features(["cat"]), expected.template_features(["cat"]))
 
 
 def test_half_precision_files_are_computed_in_single_precision(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_training_checkpoint_with_a_class_head_is_loaded(key: str, tmp_path: P
 def test_positions_are_resampled_for_another_image_size(tmp_path: Path) -> None:
     state = trained_state()
     model = load(save(state, tmp_path / "vit.safetensors"), image_size=64)
-    wanted = resample_abs_pos_embed(state["pos_embed"], (8, 8), num_prefix_tokens=1)
-    assert torch.equal(model.vit.pos_embed, wanted)
+    expected = resample_abs_pos_embed(state["pos_embed"], (8, 8), num_prefix_tokens=1)
+    assert torch.equal(model.vit.pos_embed, expected)
     assert model.cls(torch.zeros(1, 3, 64, 64, dtype=torch.uint8)).shape == (1, 96)
 
 

@@ -104,8 +104,8 @@ def test_report_begins_with_what_the_tables_say(suite: Suite, tmp_path: Path, ur
 def test_csv_has_gains_and_their_company(suite: Suite, tmp_path: Path, uri: str, no_figures: None) -> None:
     run(suite, uri, tmp_path, planted)
     table = report(suite, uri, tmp_path)[2]
-    wanted = {"policy", "gain", "gain_low", "gain_high", "gain_p_adjusted", "moving", "smallest_detectable"}
-    assert wanted | {"p10", "p50", "p90"} <= set(table.columns)
+    expected = {"policy", "gain", "gain_low", "gain_high", "gain_p_adjusted", "moving", "smallest_detectable"}
+    assert expected | {"p10", "p50", "p90"} <= set(table.columns)
     assert table["policy"].unique().tolist() == list(POLICIES)
     assert table.loc[table["metric"] == "worst_local", "gain"].isna().all()
     average = table[(table["metric"] == "average") & (table["row"] == "head-tune") & (table["policy"] == "local")]

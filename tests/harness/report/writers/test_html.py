@@ -56,9 +56,9 @@ def test_it_is_well_formed_and_needs_nothing_else(text: str) -> None:
 
 def test_contents_lead_to_sections(text: str) -> None:
     page = Page(text)
-    wanted = [link[1:] for link in page.links if link.startswith("#")]
-    assert len(wanted) == len(set(wanted)) == 9
-    assert set(wanted) <= set(page.anchors)
+    expected = [link[1:] for link in page.links if link.startswith("#")]
+    assert len(expected) == len(set(expected)) == 9
+    assert set(expected) <= set(page.anchors)
     assert len(page.anchors) == len(set(page.anchors))
 
 
