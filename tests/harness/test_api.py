@@ -17,6 +17,7 @@ from fedprompt.harness.results import draw_accuracy
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 
 
+@pytest.mark.slow
 def test_documented_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: Path) -> None:
     monkeypatch.chdir(tmp_path)
     new_store(tmp_path / "results")

@@ -36,6 +36,7 @@ def test_every_exported_name_exists() -> None:
     assert [name for name in fedprompt.methods.__all__ if not hasattr(fedprompt.methods, name)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_import_public_modules_of_the_methods_only(page: str) -> None:
     modules = [module for code in code_blocks(page) for module in re.findall(r"from (fedprompt\S*) import", code)]

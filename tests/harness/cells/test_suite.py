@@ -77,8 +77,8 @@ def test_the_large_suites_hold_every_protocol(name: str) -> None:
 
 def test_embedded_has_the_promised_settings_and_all_methods() -> None:
     main = [s for s in load_suite("embedded").settings if s.kind == "heterogeneity"]
-    assert [s.label for s in main if s.dataset == "glyph-domains"] == ["m=1", "m=6"]
-    assert [s.label for s in main if s.dataset == "glyph-100"] == ["s=5", "s=20"]
+    assert [(s.dataset, s.label) for s in main] == [("glyph-domains", "m=6"), ("glyph-100", "s=20")]
+    assert all(s.policies == ("local", "global", "global_then_ft") for s in main)
     assert all([row.key for row in s.rows] == registry().names() for s in main)
 
 

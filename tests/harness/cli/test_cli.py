@@ -167,6 +167,7 @@ def test_check_of_a_broken_plugin_fails(tmp_path: Path, capsys: pytest.CaptureFi
     assert "FAIL" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
 def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

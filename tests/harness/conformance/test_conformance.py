@@ -33,6 +33,7 @@ def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
     assert failures(method) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params", [{"init": "tokens"}, {"length": 0}, {"head_init": "zeros"}, {"head_lr": 0.1}], ids=str
 )

@@ -78,6 +78,7 @@ def test_workers_count_what_one_process_does() -> None:
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_the_start_of_a_suite_costs_more_than_a_round() -> None:
     found = measure_overhead("glyph-domains")

@@ -31,6 +31,7 @@ def test_one_row_per_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:
     assert results["partition_hash"].tolist() == ["", "0123456789abcdef"]
 
 
+@pytest.mark.slow
 def test_mlflow_is_searched_once_and_the_suite_expanded_once(
     tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:

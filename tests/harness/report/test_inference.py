@@ -144,6 +144,7 @@ def test_five_points_are_mostly_found_even_if_no_image_is_shared() -> None:
     assert np.mean([paired(table, CONTROL)["method-1"].significant for table in tables]) > 0.6
 
 
+@pytest.mark.slow
 def test_rows_that_are_alike_are_rarely_called_different() -> None:
     tables = [simulated_table(i, rows=6) for i in range(30)]
     assert np.mean([any(d.significant for d in paired(table, CONTROL).values()) for table in tables]) <= 0.05

@@ -56,6 +56,7 @@ def run(suite: Suite, uri: str, out: Path, images: Callable[[Cell], np.ndarray])
     sync(out, uri)
 
 
+@pytest.mark.slow
 @pytest.fixture
 def suite() -> Suite:
     return a_suite(settings=(a_setting(methods=METHODS, policies=POLICIES),), seeds=(0, 1))
@@ -82,6 +83,7 @@ def test_a_planted_effect_is_found_and_a_planted_copy_is_not_called_different(
     assert not any("**" in entry for title in ("No prompt", "FedVPT-D", "SGPT") for entry in row_of(text, title))
 
 
+@pytest.mark.slow
 def test_copies_are_never_bold_nor_called_different(suite: Suite, tmp_path: Path, uri: str, no_figures: None) -> None:
     run(suite, uri, tmp_path, equal)
     _, text, table = report(suite, uri, tmp_path)
@@ -91,6 +93,7 @@ def test_copies_are_never_bold_nor_called_different(suite: Suite, tmp_path: Path
     assert "**" not in text.partition("## Feature shift")[2]
 
 
+@pytest.mark.slow
 def test_report_begins_with_what_the_tables_say(suite: Suite, tmp_path: Path, uri: str, no_figures: None) -> None:
     run(suite, uri, tmp_path, planted)
     text = report(suite, uri, tmp_path)[1]
@@ -101,6 +104,7 @@ def test_report_begins_with_what_the_tables_say(suite: Suite, tmp_path: Path, ur
     assert said.count("smallest detectable difference") == len(POLICIES)
 
 
+@pytest.mark.slow
 def test_csv_has_gains_and_their_company(suite: Suite, tmp_path: Path, uri: str, no_figures: None) -> None:
     run(suite, uri, tmp_path, planted)
     table = report(suite, uri, tmp_path)[2]

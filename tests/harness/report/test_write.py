@@ -47,6 +47,7 @@ def test_pictures_of_an_earlier_report_go(tmp_path: Path, uri: str, no_figures: 
     assert not old.exists()
 
 
+@pytest.mark.slow
 def test_csv_holds_every_number_at_full_precision(tmp_path: Path, uri: str, no_figures: None) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path)

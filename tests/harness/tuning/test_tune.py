@@ -289,6 +289,7 @@ def test_tpe_begins_with_the_default_and_keeps_to_the_budget_and_the_range(bench
     assert bench.trials(study.search) == [(rate, "COMPLETE") for rate in bench.rates]
 
 
+@pytest.mark.slow
 def test_tpe_interrupted_and_resumed_tries_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = a_suite(**tune(trials=5))
     whole = Bench(tmp_path / "whole", monkeypatch)
