@@ -56,7 +56,6 @@ def run(suite: Suite, uri: str, out: Path, images: Callable[[Cell], np.ndarray])
     sync(out, uri)
 
 
-@pytest.mark.slow
 @pytest.fixture
 def suite() -> Suite:
     return a_suite(settings=(a_setting(methods=METHODS, policies=POLICIES),), seeds=(0, 1))
