@@ -32,7 +32,7 @@ from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.rounds import FederationState, RoundLog
 
-CHECKPOINT, DONE, FAILED = "checkpoint.safetensors", "done", "failed.json"
+CHECKPOINT, DONE, FAILURE_NOTE = "checkpoint.safetensors", "done", "failed.json"
 
 
 @dataclass
@@ -172,7 +172,7 @@ def finish(folder: Path, cell: Cell, run: Checkpoint, summary: dict[str, object]
     write_atomic(folder / "records.csv", records.to_csv(index=False).encode())
     write_atomic(folder / "rounds.csv", rounds.to_csv(index=False).encode())
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1, sort_keys=True).encode())
-    (folder / FAILED).unlink(missing_ok=True)
+    (folder / FAILURE_NOTE).unlink(missing_ok=True)
     write_atomic(folder / DONE, b"")
 
 
@@ -183,4 +183,4 @@ def _row(log: RoundLog) -> dict[str, object]:
 
 def note_failure(folder: Path, reason: str) -> None:
     if folder.is_dir():
-        write_atomic(folder / FAILED, json.dumps({"reason": reason}).encode())
+        write_atomic(folder / FAILURE_NOTE, json.dumps({"reason": reason}).encode())

@@ -57,7 +57,7 @@ def run_cell(
     if is_done(folder) and not restart:
         return folder
     torch.set_num_threads(site.threads)
-    dataset, partition, federation = prepare(cell, site)  # bad input fails here, before anything is written
+    dataset, partition, federation = assemble(cell, site)  # bad input fails here, before anything is written
     rules = cell.protocol
     with open_folder(folder, cell, restart):
         if is_done(folder):  # another process has finished it in the meantime
@@ -85,7 +85,7 @@ def run_cell(
     return folder
 
 
-def prepare(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
+def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     """The data set, its partition and the federation of ``cell``, ready to start."""
     dataset = _dataset(cell.dataset, site.data_root, cell.backbone.image_size)
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)

@@ -9,7 +9,7 @@ import torch
 
 from fedprompt.datasets import Dataset, load_dataset
 from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import prepare
+from fedprompt.harness.cells.run import assemble
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.rounds import Federation
@@ -23,7 +23,7 @@ BACKBONE = BackboneSpec("micro-vit", "random", 32)  # speed does not depend on w
 def _federation(method: str, stack: int, batch_size: int = 32) -> Federation:
     protocol = {"rounds": 1, "epochs": 1, "batch_size": batch_size, "stack": stack}
     cell = make_cell(method, "glyph-domains", "domains:m=6,shots=6", BACKBONE, 0, {}, protocol)
-    return prepare(cell, Site())[2]
+    return assemble(cell, Site())[2]
 
 
 def workloads() -> dict[str, dict[str, Work]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.cells.folder import FAILED, run_folder
+from fedprompt.harness.cells.folder import FAILURE_NOTE, run_folder
 from fedprompt.harness.cells.suite import Planned, Suite
 from fedprompt.harness.federation.metrics import FINETUNED, finetuned_reading, per_client, trained_reading
 from fedprompt.harness.federation.policy import POLICIES
@@ -124,7 +124,7 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
     status = STATUS.get(run.info.status, "missing") if run else "missing"
     tags, metrics = (run.data.tags, run.data.metrics) if run and status == "finished" else ({}, {})
     reason = run.data.tags.get("failure", "") if run and status == "failed" else ""
-    note = run_folder(out, cell) / FAILED if out and status == "missing" else None
+    note = run_folder(out, cell) / FAILURE_NOTE if out and status == "missing" else None
     if note and note.exists():
         status, reason = "failed", json.loads(note.read_text())["reason"]
     return {

@@ -173,10 +173,10 @@ def test_an_unwritable_out_is_one_line(toy_cell: Cell, tmp_path: Path) -> None:
 
 
 def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -> None:
-    from fedprompt.harness.cells.run import prepare
+    from fedprompt.harness.cells.run import assemble
     from fedprompt.harness.federation.evaluation import evaluate
 
-    _, _, federation = prepare(toy_cell, Site(tmp_path))
+    _, _, federation = assemble(toy_cell, Site(tmp_path))
     run = Checkpoint(federation.start())
     run.logs.append(federation.step(run.state))
     run.records += evaluate(federation, run.state)
@@ -191,9 +191,9 @@ def test_checkpoint_round_trip_keeps_every_bit(toy_cell: Cell, tmp_path: Path) -
 
 
 def test_diagnostics_survive_a_checkpoint_and_are_columns(toy_cell: Cell, tmp_path: Path) -> None:
-    from fedprompt.harness.cells.run import prepare
+    from fedprompt.harness.cells.run import assemble
 
-    _, _, federation = prepare(toy_cell, Site(tmp_path))
+    _, _, federation = assemble(toy_cell, Site(tmp_path))
     run = Checkpoint(
         federation.start(), logs=[dataclasses.replace(federation.step(federation.start()), diagnostics={"kl": 2.5})]
     )

@@ -242,11 +242,11 @@ def test_a_cell_that_another_process_finishes_meanwhile_is_not_run_again(
     """Between the look at the marker and the lock."""
     [cell] = only_search(suite).cells({"lr": 0.1})
 
-    def prepare(*_: Any) -> tuple[None, None, None]:
+    def assemble(*_: Any) -> tuple[None, None, None]:
         bench.finish(cell)
         return None, None, None  # nothing to run with
 
-    monkeypatch.setattr(cell_run, "prepare", prepare)
+    monkeypatch.setattr(cell_run, "assemble", assemble)
     assert list(execute([cell], Site(bench.out), lambda _: None)) == [CellOutcome(cell, run_folder(bench.out, cell))]
 
 
