@@ -133,7 +133,7 @@ MICRO = BackboneSpec("micro-vit", "random", 16)
 DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
 RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "one client a round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
+    "one client per round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
     "strangers are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
     "every client fine-tunes": ("head-tune-ft", {}, DEALT, SHORT),
     "features of fine-tuning": ("fedvpt-d", {}, DEALT, {**SHORT, "head": "global", "finetune_epochs": 2}),

@@ -14,16 +14,6 @@ from fedprompt.harness.tuning.study import open_storage
 LOW, DEFAULT, HIGH = {"lr": 0.03}, {"lr": 0.1}, {"lr": 0.3}
 
 
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def suite() -> Suite:
-    return a_suite(**tune())
-
-
 def failures(bench: Bench, search: Search) -> list[str]:
     study = optuna.load_study(study_name=search.name, storage=bench.storage)
     return [trial.user_attrs["failure"] for trial in study.trials if trial.state.name == "FAIL"]

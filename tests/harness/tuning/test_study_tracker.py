@@ -20,16 +20,6 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def suite() -> Suite:
-    return a_suite(**tune())
-
-
-@pytest.fixture
 def uri(tmp_path: Path) -> str:
     return new_store(tmp_path)
 

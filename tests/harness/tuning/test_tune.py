@@ -27,16 +27,6 @@ from fedprompt.harness.tuning.search import Result, best_result
 from fedprompt.harness.tuning.tuned import load_tuned, read_tuned, tuned_path, with_tuned
 
 
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def suite() -> Suite:
-    return a_suite(**tune())
-
-
 def fail_at(rate: float) -> Any:
     return lambda cell: "no luck" if cell.params["lr"] == rate else ""
 
