@@ -14,6 +14,8 @@ from fedprompt.methods import Method, State, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
 BY_NAME = {property_.name: property_ for property_ in PROPERTIES}
 
 

@@ -14,6 +14,8 @@ from fedprompt.harness.model import pretraining_clip as pc
 from fedprompt.harness.model.micro_clip import ASSET, make_vocabulary, new_towers
 from fedprompt.harness.model.text import spoken_name
 
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
 
 @pytest.fixture
 def few_classes(monkeypatch: pytest.MonkeyPatch) -> str:

@@ -21,6 +21,8 @@ from fedprompt.harness.planning.counting import counted
 from fedprompt.methods import State, registry
 from fedprompt.methods.fedvpt import FedVPT
 
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
 METHODS = registry().names()
 TOKENS, WIDTH = 197, 768
 BLOCK = 24 * TOKENS * WIDTH**2 + 4 * TOKENS**2 * WIDTH  # q, k, v: 6; out: 2; MLP: 16; two products with tokens x tokens

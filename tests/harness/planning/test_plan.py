@@ -34,6 +34,8 @@ from fedprompt.harness.planning.data import labelled, published
 from fedprompt.harness.planning.plan import CellPlan, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells
 
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
 # -- three cells of the paper by hand: ViT-B/16 at 224 px, R = 100, E = 5 ---------------------------------------------
 
 D, CLASSES = 768, {"domainnet": 10, "cifar100": 100}

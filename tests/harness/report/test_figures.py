@@ -29,6 +29,8 @@ from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.published import load_published, with_published
 from fedprompt.methods import registry
 
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
 TWO = (0, 1)
 
 
