@@ -233,8 +233,8 @@ def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
     if outdated:
         _tell(
             f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
-            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, or "
-            "pass --untuned"
+            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
+            "or pass --untuned"
         )
 
 
