@@ -85,14 +85,18 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out DIR.") from error
     with folder_lock:
         for scratch in folder.glob(".*-*"):  # left by a process that was killed while it wrote
-            scratch.unlink()
+            scratch.unlink(missing_ok=True)
         if restart:
             _clear(folder)
         owner = folder / "cell.json"
         if owner.exists() and owner.read_text() != cell.to_json():
-            raise UserError(f"{folder} holds another cell's run; pass --restart or another --out DIR.")
+            raise UserError(f"{folder} holds another cell's run; {_restart(cell)}")
         write_atomic(owner, cell.to_json().encode())
         yield
+
+
+def _restart(cell: Cell) -> str:
+    return f"start the cell over with --restart, in a suite with --restart-cell {cell.hash}."
 
 
 def _clear(folder: Path) -> None:
@@ -127,7 +131,7 @@ def load_checkpoint(folder: Path, cell: Cell, device: str | torch.device = "cpu"
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    remedy = "start the cell over with --restart."
+    remedy = _restart(cell)
     try:
         with safetensors.safe_open(path, "pt", device=str(device)) as file:
             header = file.metadata() or {}
