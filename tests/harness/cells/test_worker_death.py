@@ -116,7 +116,7 @@ def test_an_interrupted_parent_ends_at_once_with_all_its_workers(
     # A session of its own: the signal goes to the parent alone, and whatever is left of the group can be counted.
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        wait_for(lambda: len(list(out.glob("runs/*/checkpoint.safetensors"))) == 2, 240)
+        wait_for(lambda: len(list(out.glob("runs/*/checkpoint.journal"))) == 2, 240)
         parent.send_signal(signal.SIGINT)
         begun = time.monotonic()
         _, errors = parent.communicate(timeout=60)
