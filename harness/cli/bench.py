@@ -32,14 +32,14 @@ def add(commands: "Commands") -> None:
 
 
 def bench(args: Namespace) -> int:
-    """1 if a cell failed."""
+    """1 if a cell failed. The report is of the whole suite, whichever cells were asked for."""
     from rich.console import Console
 
     from fedprompt.harness.cli._progress import run_and_record
     from fedprompt.harness.report import write_report
 
-    suite = options.selected_suite(args)
-    cells = suite.cells()
+    suite = options.whole_suite(args)
+    cells = options.selection(suite, args).cells()
     restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
     outcomes = run_and_record(cells, options.make_site(args), args, restart, suite.name, args.workers, args.executor)
     write_report(suite, options.tracking_uri(args), args.out, Console())
