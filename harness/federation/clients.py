@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.model.batch import Batch
 
-SplitName = Literal["train", "test", "val"]
+SplitName = Literal["train", "test", "val", "base", "novel", "target"]  # the last three are the same for all clients
 
 
 class ClientData:
@@ -35,7 +35,16 @@ class ClientData:
             for split in ("train", "test", "val")
         }
         self.num_clients = len(partition.train)
+        self._rows |= {
+            name: [torch.from_numpy(np.array(rows))] * self.num_clients for name, rows in partition.shared.items()
+        }
+        self._first_label = {split: partition.label_space(split, dataset.num_classes).start for split in self._rows}
         self.device = device
+
+    @property
+    def shared_splits(self) -> tuple[SplitName, ...]:
+        """Further test sets that every client is evaluated on."""
+        return tuple(split for split in get_args(SplitName)[3:] if split in self._rows)
 
     def size(self, client: int, split: SplitName = "train") -> int:
         return len(self._rows[split][client])
@@ -67,7 +76,7 @@ class ClientData:
             images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
         if self._features is not None:
             features = (self._features[index] * mask[..., None]).to(self.device)
-        labels = (self._labels[index] * mask).to(self.device)
+        labels = ((self._labels[index] - self._first_label[split]) * mask).to(self.device)
         return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage)
 
     def epoch(

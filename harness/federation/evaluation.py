@@ -38,6 +38,7 @@ class Record:
     unseen: bool = False  # kept out of training on purpose and adapted at the end
     samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
     policy: str = "global"  # of the head in this reading
+    test_set: str = "local"  # the client's own images, or what all clients share: base, novel, target
 
 
 def carry_out(federation: Federation, state: FederationState, evaluation: Evaluation) -> list[Record]:
@@ -45,7 +46,7 @@ def carry_out(federation: Federation, state: FederationState, evaluation: Evalua
     records = []
     for groups in evaluation.stacks:
         counted = (record for group in groups for record in _evaluate(federation, state, evaluation, group))
-        records += sorted(counted, key=lambda record: (record.samples, record.client))
+        records += sorted(counted, key=lambda record: (SHARED.find(record.test_set), record.samples, record.client))
     return records
 
 
@@ -75,8 +76,10 @@ def _evaluate(federation: Federation, state: FederationState, evaluation: Evalua
         theta = adapt(federation, state, group.clients, group.epochs, newcomers)
     else:
         theta = _held(federation, state, group.clients)
-    for record in count_correct(federation, state, theta, group.clients, evaluation.split, evaluation.sweep):
-        yield replace(record, unseen=newcomers, policy=evaluation.policy)
+    for split in (evaluation.split, *evaluation.shared):
+        sweep = evaluation.sweep and split == evaluation.split
+        for record in count_correct(federation, state, theta, group.clients, split, sweep):
+            yield replace(record, unseen=newcomers, policy=evaluation.policy)
 
 
 def adapt(
@@ -126,7 +129,8 @@ def count_correct(
     sweep: bool = False,
 ) -> list[Record]:
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
-    method, data, protocol = federation.method, federation.data, federation.protocol
+    data, protocol, shared = federation.data, federation.protocol, split in federation.shared_splits
+    method = federation.novel if split == "novel" and federation.novel else federation.method
     rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None

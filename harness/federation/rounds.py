@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -82,11 +82,21 @@ class Federation:
         protocol: Protocol,
         seed: int,
         members: Sequence[int] | None = None,
+        novel: Method | None = None,
     ) -> None:
-        """``members`` are the clients that train; the others never appear in a round."""
+        """``members`` are the clients that train; the others never appear in a round.
+
+        ``novel`` is the method again, about the classes that nobody trains on, if it can score these.
+        """
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
         self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
+        self.novel = novel
+
+    @property
+    def shared_splits(self) -> tuple[SplitName, ...]:
+        """Test sets that all clients have in common, without novel classes if the method cannot score them."""
+        return tuple(split for split in self.data.shared_splits if split != "novel" or self.novel)
 
     def start(self) -> FederationState:
         server = self.method.init_server(torch_rng(self.seed, "init", "server"))
@@ -94,7 +104,7 @@ class Federation:
 
     def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
         """The rounds that follow round ``after``."""
-        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack)
+        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack, self.shared_splits)
         return (scheduled for scheduled in rounds if scheduled.number > after)
 
     def cohort(self, round_: int) -> Clients:
