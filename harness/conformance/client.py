@@ -139,8 +139,8 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
         for name, grad in zip(leaves, grads, strict=True):
             if grad is not None:
                 seen[f"gradient of {name} in stage {stage.name!r}"] = grad[me]
-    batch = first_rows(federation, clients, sizes, "evaluate")
     with torch.no_grad():
+        batch = first_rows(federation, clients, sizes, "evaluate", theta)
         seen["logits"] = method.predict(theta, batch)[me][batch.mask[me]]
     return seen
 

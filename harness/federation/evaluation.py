@@ -133,8 +133,10 @@ def count_correct(
     method = federation.novel if split == "novel" and federation.novel else federation.method
     rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
+    constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
-    for batch in data.ordered(clients, split, protocol.batch_size, rngs):
+    for plain in data.ordered(clients, split, protocol.batch_size, rngs):
+        batch = replace(plain, start=constants)
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
             if absent is not None:

@@ -161,7 +161,7 @@ class Federation:
                 unstack_state(uploads, position),
                 unstack_state(personal, position),
                 unstack_state(local, position),
-                payload_of({name: tensor[position] for name, tensor in received.items()}),
+                payload_of(self.method.travelled(received, position)),
                 {name: float(per_client[position]) for name, per_client in values.items()},
             )
             for position, client in enumerate(clients)
