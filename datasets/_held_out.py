@@ -9,7 +9,7 @@ from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.harness.core.errors import UserError, unknown
 
 
-def _base_classes(spec: PartitionSpec, dataset: Dataset) -> int:
+def trained_classes(spec: PartitionSpec, dataset: Dataset) -> int:
     """How many classes are trained on: the first ones, by label."""
     count = dataset.num_classes
     if spec.novel == "none":
@@ -24,7 +24,7 @@ def training_part(spec: PartitionSpec, dataset: Dataset) -> tuple[Dataset, np.nd
     labels, domains = np.asarray(dataset.labels), np.asarray(dataset.domains)
     if spec.novel == "none" and not spec.target:
         return dataset, np.arange(len(labels))
-    first_novel, target = _base_classes(spec, dataset), _target(spec, dataset)
+    first_novel, target = trained_classes(spec, dataset), _target(spec, dataset)
     rows = np.flatnonzero((labels < first_novel) & (domains != target))
     kept = [number for number in range(len(dataset.domain_names)) if number != target]
     part = replace(
@@ -47,7 +47,7 @@ def shared_test_sets(spec: PartitionSpec, dataset: Dataset) -> dict[str, np.ndar
         return {"target": np.flatnonzero(np.asarray(dataset.domains) == _target(spec, dataset))}
     if spec.novel == "none":
         return {}
-    is_base = labels < _base_classes(spec, dataset)
+    is_base = labels < trained_classes(spec, dataset)
     return {"base": np.flatnonzero(is_test & is_base), "novel": np.flatnonzero(is_test & ~is_base)}
 
 
@@ -58,5 +58,5 @@ def _target(spec: PartitionSpec, dataset: Dataset) -> int:
     if spec.target not in dataset.domain_names:
         raise unknown(f"target domain of {dataset.name!r}", spec.target, dataset.domain_names)
     if len(dataset.domain_names) == 1:
-        raise UserError(f"partition '{spec}': {dataset.name!r} has no domain but {spec.target!r}, so nobody could train")
+        raise UserError(f"partition '{spec}': {dataset.name!r} has no other domain than {spec.target!r} to train on")
     return dataset.domain_names.index(spec.target)

@@ -39,6 +39,11 @@ class Partition:
     def num_clients(self) -> int:
         return len(self.train)
 
+    @property
+    def all_rows(self) -> np.ndarray:
+        """Every row that any client trains or is evaluated on, once."""
+        return np.unique(np.concatenate([*self.train, *self.test, *self.val, *self.shared.values()]))
+
     def label_space(self, split: str, num_classes: int) -> range:
         """The labels that compete for an image of ``split``: all that are trained on, or all that are not."""
         trained = self.base_classes or num_classes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.model.batch import Batch
 
-SplitName = Literal["train", "test", "val", "base", "novel", "target"]  # the last three are the same for all clients
+SplitName = Literal["train", "test", "val", "base", "novel", "target"]
+SHARED_SPLITS: tuple[SplitName, ...] = ("base", "novel", "target")  # the same images for all clients
 
 
 class ClientData:
@@ -35,16 +36,12 @@ class ClientData:
             for split in ("train", "test", "val")
         }
         self.num_clients = len(partition.train)
+        self.shared = tuple(partition.shared)  # names of test sets that every client is evaluated on, too
         self._rows |= {
             name: [torch.from_numpy(np.array(rows))] * self.num_clients for name, rows in partition.shared.items()
         }
         self._first_label = {split: partition.label_space(split, dataset.num_classes).start for split in self._rows}
         self.device = device
-
-    @property
-    def shared_splits(self) -> tuple[SplitName, ...]:
-        """Further test sets that every client is evaluated on."""
-        return tuple(split for split in get_args(SplitName)[3:] if split in self._rows)
 
     def size(self, client: int, split: SplitName = "train") -> int:
         return len(self._rows[split][client])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import ClientData, SplitName
+from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -21,6 +21,7 @@ from fedprompt.harness.federation.schedule import (
     in_stacks,
     schedule,
     select,
+    shared_splits,
 )
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import Method, State
@@ -86,17 +87,13 @@ class Federation:
     ) -> None:
         """``members`` are the clients that train; the others never appear in a round.
 
-        ``novel`` is the method again, about the classes that nobody trains on, if it can score these.
+        ``novel`` is the method again, for the classes that nobody trains on, if there are any and it can score them.
         """
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
         self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
         self.novel = novel
-
-    @property
-    def shared_splits(self) -> tuple[SplitName, ...]:
-        """Test sets that all clients have in common, without novel classes if the method cannot score them."""
-        return tuple(split for split in self.data.shared_splits if split != "novel" or self.novel)
+        self.shared_splits = shared_splits(data.shared, method)
 
     def start(self) -> FederationState:
         server = self.method.init_server(torch_rng(self.seed, "init", "server"))

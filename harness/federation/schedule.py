@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.federation.clients import SplitName
+from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
@@ -84,6 +84,12 @@ def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -
         return tuple(members)
     drawn = numpy_rng(seed, "participation", round_).choice(members, size, replace=False)
     return tuple(sorted(drawn.tolist()))
+
+
+def shared_splits(names: Collection[str], method: Method) -> tuple[SplitName, ...]:
+    """The shared test sets among ``names`` that ``method`` can be evaluated on."""
+    able = (split for split in SHARED_SPLITS if split != "novel" or method.open_vocabulary)
+    return tuple(split for split in able if split in names)
 
 
 def in_stacks(clients: Sequence[int], stack: int) -> tuple[Clients, ...]:

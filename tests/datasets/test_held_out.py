@@ -100,5 +100,5 @@ def test_what_cannot_be_held_out_is_one_line(text: str, message: str) -> None:
 def test_the_only_class_or_domain_cannot_be_held_out() -> None:
     with pytest.raises(UserError, match="needs at least 2 classes, 'tiny' has 1"):
         partition("disjoint:clients=1,novel=half", tiny_dataset(1, 1))
-    with pytest.raises(UserError, match="has no domain but 'domain 0', so nobody could train"):
+    with pytest.raises(UserError, match="has no other domain than 'domain 0' to train on"):
         partition("disjoint:clients=1,target=domain 0", tiny_dataset(2, 1))
