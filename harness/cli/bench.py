@@ -25,13 +25,14 @@ def add(commands: "Commands") -> None:
 
 
 def bench(args: Namespace) -> int:
-    """1 if a cell failed."""
+    """1 if a cell failed. The report is of the whole suite, whichever cells were asked for."""
     from rich.console import Console
 
     from fedprompt.harness.cli._progress import run_and_record
     from fedprompt.harness.report import write_report
 
-    suite = options.selected_suite(args)
-    outcomes = run_and_record(suite.cells(), options.make_site(args), args, suite.name, args.workers, args.executor)
+    suite = options.whole_suite(args)
+    cells = options.selection(suite, args).cells()
+    outcomes = run_and_record(cells, options.make_site(args), args, suite.name, args.workers, args.executor)
     write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0
