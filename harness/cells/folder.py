@@ -25,6 +25,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 
 DONE, FAILURE_NOTE = "done", "failed.json"
+REMEDY = "start the cell over with --restart (in a suite: --restart-cell and the folder's name)."
 
 
 def run_folder(out: Path, cell: Cell) -> Path:
@@ -68,12 +69,12 @@ def open_folder(folder: Path, cell: Cell, restart: bool = False) -> Iterator[Non
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out DIR.") from error
     with folder_lock:
         for scratch in folder.glob(".*-*"):  # left by a process that was killed while it wrote
-            scratch.unlink()
+            scratch.unlink(missing_ok=True)
         if restart:
             _clear(folder)
         owner = folder / "cell.json"
         if owner.exists() and owner.read_text() != cell.to_json():
-            raise UserError(f"{folder} holds another cell's run; pass --restart or another --out DIR.")
+            raise UserError(f"{folder} holds another cell's run; {REMEDY}")
         write_atomic(owner, cell.to_json().encode())
         yield
 

@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 
 from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import REMEDY
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.federation.evaluation import Record
@@ -36,7 +37,6 @@ CHECKPOINT, RECORDS, ROUNDS = "checkpoint.journal", "records.csv", "rounds.csv"
 PARTS = ("personal", "local")  # of a federation's state: what it holds of each client
 HEAD = struct.Struct("<32sQ")  # of an entry: SHA-256 and length of what follows
 CHUNK = 1 << 20
-REMEDY = "start the cell over with --restart."
 
 
 class Table:
