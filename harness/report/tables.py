@@ -16,8 +16,10 @@ from fedprompt.harness.report.inference import LEVEL
 
 BLANK = Entry("")
 DIFFERENT = "†"
+NOT_APPLICABLE = "n/a"
 RISING, FALLING = "↑", "↓"
 MOVING_SHARE = 0.5  # of the seeds
+UNMARKED = ("worst_local", *OF_KIND["novel"][1:], "target_average")  # the rule of moving is about Average
 MOVING = (
     "Still moving at the end of training in at least half of its seeds: over the last third of the rounds, Average "
     f"changes by more than {100 * THRESHOLD:g} point and more than {ERRORS:g} of its standard errors from the earlier "
@@ -165,11 +167,12 @@ def result_entry(number: pd.Series) -> Entry:
     if number["status"] == "failed":
         return Entry(FAILED)
     if number["status"] != "finished" or pd.isna(number["mean"]):
-        return Entry(MISSING)
+        impossible = number["status"] == "finished" and number["metric"] in ("novel_average", "harmonic_mean")
+        return Entry(NOT_APPLICABLE if impossible else MISSING)
     text = mean_and_spread(number["mean"], number["std"])
     without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
-    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] != "worst_local"  # the rule is about Average
+    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] not in UNMARKED
     marks = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
     marks += UNTUNED if number["untuned"] else ""
     if number["seeds"] < number["seeds_expected"]:
