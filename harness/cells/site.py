@@ -16,6 +16,7 @@ class Site:
     device: str = "cpu"
     threads: int = 1
     plugins: tuple[str, ...] = ()
+    token_memory: int = 2**30  # bytes of frozen tokens that a process keeps; 0 computes them anew in every pass
 
 
 DEFAULT_SITE = Site()
