@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedprompt.harness.federation.convergence import still_moving
 from fedprompt.harness.federation.evaluation import Record
+from fedprompt.harness.federation.policy import FINETUNED
 
-FINETUNED = "global_then_ft"
 COUNTS = ("correct", "total")
 
 
@@ -34,11 +34,11 @@ def per_client(records: pd.DataFrame) -> pd.DataFrame:
 
 def trained_reading(records: pd.DataFrame) -> pd.DataFrame:
     """The records of the policy that clients trained under: those of the fine-tuned reading are left out."""
-    return records[records["policy"] != FINETUNED]
+    return records[~records["policy"].str.endswith(FINETUNED)]
 
 
 def finetuned_reading(records: pd.DataFrame) -> pd.DataFrame:
-    return records[records["policy"] == FINETUNED]
+    return records[records["policy"].str.endswith(FINETUNED)]
 
 
 def per_round(records: pd.DataFrame, exclude_never_sampled: bool = False) -> pd.DataFrame:
