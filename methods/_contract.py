@@ -60,9 +60,9 @@ class Method(ABC):
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
     Params: ClassVar[type]
-    paper_policy: ClassVar[str] = (
-        "global"  # of the head in its paper: local, global, global_then_ft; none if it has none
-    )
+    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global global_then_ft, none
+    # Whether its state has no axis of classes: then it can also score classes that nobody trained on, by their names.
+    open_vocabulary: ClassVar[bool] = False
     # Whether the head reads the same in every epoch of an adaptation, so that `head_inputs` is asked once.
     fixed_inputs: ClassVar[bool] = False
     # Trained tensors through which the loss deliberately stops a gradient (a transport plan, mixing weights), and why.
@@ -113,6 +113,11 @@ class Method(ABC):
     def predict(self, theta: State, batch: Batch) -> Tensor:
         """Scores of the classes, (K, B, C); the largest is the prediction."""
 
+    def begin_evaluation(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
+        """Constants of an evaluation, computed once from what the clients hold and from their training data, which
+        ``batches`` passes over; `predict` finds them in ``batch.start``."""
+        return {}
+
     def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
         """Scores by the number of random draws averaged; 0 is `predict`, the only one that counts in tables.
 
@@ -126,10 +131,6 @@ class Method(ABC):
 
     def observe(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
         """Counters as they are after this training step, from theta as the step found it; they replace theta's."""
-        return {}
-
-    def begin_evaluation(self, theta: State) -> State:  # noqa: ARG002
-        """What all predictions of an evaluation share, computed once from what the clients hold; in ``batch.start``."""
         return {}
 
     def clip_norm(self) -> float | None:
@@ -181,9 +182,18 @@ class Method(ABC):
     def payload(self) -> tuple[int, int]:
         """Floats one client downloads and uploads in a round, by formula; the harness measures them too."""
 
+    def first_payload(self) -> tuple[int, int]:
+        """The same for a client's first visit, before the server knows it."""
+        return self.payload()
+
     def download(self, server: State, clients: Sequence[int]) -> State:
         """What the server sends, stacked over ``clients``. The harness copies it."""
         return {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in server.items()}
+
+    def travelled(self, received: State, position: int) -> State:
+        """What really was sent to one client of a stacked download: not the rows that only fill up a stack, not what
+        the client has kept from its last visit. The harness counts this."""
+        return {name: tensor[position] for name, tensor in received.items()}
 
     def newcomer(self, server: State, clients: Sequence[int]) -> State:
         """What clients kept out of all rounds are sent to begin their adaptation with, stacked."""

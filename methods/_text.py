@@ -6,6 +6,7 @@ computed once per step, for all stacked clients together. A subclass says which 
 which are private (`init_personal`), and how they make a client's context (`context`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -39,6 +40,7 @@ class TextMethod(Method):
 
     needs = frozenset({"text", "features"})
     paper_policy: ClassVar[str] = "none"
+    open_vocabulary: ClassVar[bool] = True
     backbone: FrozenCLIP
 
     @cached_property
@@ -88,7 +90,7 @@ class TextMethod(Method):
         """(K, B, d) and (K, C, d) to (K, B, C)."""
         return self.backbone.logit_scale * torch.bmm(images, classes.mT)
 
-    def begin_evaluation(self, theta: State) -> State:
+    def begin_evaluation(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
         return {CLASSES: self.class_features(theta)}
 
     def current_classes(self, theta: State, batch: Batch) -> Tensor:

@@ -142,9 +142,9 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
         for name, grad in zip(leaves, grads, strict=True):
             if grad is not None:
                 seen[f"gradient of {name} in stage {stage.name!r}"] = grad[me]
-    # Half of them: the smallest client has four test images, and equal sizes must stay equal.
-    batch = first_rows(federation, clients, [size // 2 for size in sizes], "evaluate")
     with torch.no_grad():
+        # Half of them: the smallest client has four test images, and equal sizes must stay equal.
+        batch = first_rows(federation, clients, [size // 2 for size in sizes], "evaluate", theta)
         seen["logits"] = method.predict(theta, batch)[me][batch.mask[me]]
     return seen
 

@@ -19,7 +19,7 @@ Params = Mapping[str, Any] | None
 
 ALL = tuple(range(len(TRAIN_SIZES)))  # every client of the toy
 HOOKS_WITH_STATES = (
-    *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "predict"),
+    *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "begin_evaluation", "predict"),
     *("download", "newcomer", "upload", "aggregate"),
 )
 
@@ -106,28 +106,27 @@ def trained_names(method: Method) -> set[str]:
     return {name for stage in method.stages(1) for name in stage.rates}
 
 
-def first_rows(
-    federation: Federation, clients: Sequence[int], sizes: Sequence[int], stage: str, start: State | None = None
-) -> Batch:
+def first_rows(federation: Federation, clients: Sequence[int], sizes: Sequence[int], stage: str, theta: State) -> Batch:
     """The first ``sizes`` samples of ``clients``, with noise that is the same at every call.
 
-    ``start`` is what the clients held when the visit began, in training.
+    ``theta`` is what the clients held when the visit or the evaluation began.
     """
     rngs = [torch_rng(federation.seed, "noise", "conformance", client) for client in clients]
     split: SplitName = "test" if stage == "evaluate" else "train"
     positions = [
         torch.arange(min(size, federation.data.size(c, split))) for c, size in zip(clients, sizes, strict=True)
     ]
-    batch = federation.data.batch(clients, split, positions, rngs, stage)
-    if start is None:
-        return batch
-    return dataclasses.replace(batch, start={**start, **federation.method.begin_visit(start, 2)})
+    if stage == "evaluate":
+        start = federation.method.begin_evaluation(theta, federation.data.ordered(clients, "train", 8))
+    else:
+        start = {**theta, **federation.method.begin_visit(theta, 2)}
+    return dataclasses.replace(federation.data.batch(clients, split, positions, rngs, stage), start=start)
 
 
 def check_logits(federation: Federation, theta: State, clients: Sequence[int], who: str) -> None:
     """Scores are finite and there is one for every class."""
-    batch = first_rows(federation, clients, [8] * len(clients), "evaluate")
     with torch.no_grad():
+        batch = first_rows(federation, clients, [8] * len(clients), "evaluate", theta)
         scores = federation.method.predict(theta, batch)
     expected = (*batch.mask.shape, federation.method.task.num_classes)
     require(tuple(scores.shape) == expected, f"{who}: logits are {tuple(scores.shape)}, not (K, B, C) = {expected}")

@@ -53,7 +53,7 @@ class ShapeData(ClientData):
 
     def __init__(self, method: Method, size: int) -> None:
         self.method, self.device, self.num_clients = method, method.backbone.device, method.task.num_clients
-        self._size = size
+        self._size, self.shared = size, ()
 
     def size(self, client: int, split: SplitName = "train") -> int:  # noqa: ARG002
         return self._size
@@ -124,6 +124,9 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         stages = [replace(stage, epochs=1) for stage in held_stages(method.newcomer_stages(1), held)]
         return train(method, held, stages, data, members, protocol, (0, ROUND))[0]
 
+    def evaluated() -> Batch:
+        return replace(batch, start=method.begin_evaluation(theta, [batch]))
+
     def features() -> Tensor | None:
         if "features" not in method.needs:
             return None
@@ -135,8 +138,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         **{f"{TRAIN}{stage.name}": partial(step, stage) for stage in method.stages(2)},
         "end": lambda: method.end_visit(theta, [batch]),
         "diagnose": lambda: method.diagnostics(theta, replace(batch, stage="diagnose")),
-        "evaluate": torch.no_grad()(lambda: method.predict(theta, batch)),
-        "sweep": torch.no_grad()(lambda: method.predictions(theta, batch)),
+        "evaluate": torch.no_grad()(lambda: method.predict(theta, evaluated())),
+        "sweep": torch.no_grad()(lambda: method.predictions(theta, evaluated())),
         "adapt": adapt,
         "inputs": torch.no_grad()(lambda: method.head_inputs(theta, batch) if method.fixed_inputs else None),
         "newcomer": newcomer,
@@ -162,10 +165,8 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
             if visit:
                 trained = {**trained, **result}
                 saved.append(sum(storage_bytes.values()))
-    down, up = (
-        payload_of({name: tensor[0] for name, tensor in sent.items()})
-        for sent in (received, method.upload(trained, received))
-    )
+    sent = {name: tensor[0] for name, tensor in method.upload(trained, received).items()}
+    down, up = payload_of(method.travelled(received, 0)), payload_of(sent)
     return Cost(clients * batch_size, flops, max(saved), down.floats, up.floats, down.bytes, up.bytes)
 
 

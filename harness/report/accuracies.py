@@ -6,6 +6,8 @@ import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting
 from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.evaluation import LOCAL
+from fedprompt.harness.federation.metrics import on_test_set
 from fedprompt.harness.federation.protocol import Protocol
 
 ENTRY = ["column", "policy", "row"]  # what the seeds of one number share
@@ -21,12 +23,13 @@ def protocol_of(setting: Setting) -> Protocol:
     return build(Protocol, setting.protocol, "protocol")
 
 
-def counted_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+def counted_records(settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL) -> pd.DataFrame:
     """The records that Average is the mean of: those of clients that train, at the method's own number of draws.
 
-    Clients that had never taken part are left out where the setting's protocol excludes them.
+    ``test_set`` is each client's own images or one that all share. Clients that had never taken part are left out
+    where the setting's protocol excludes them.
     """
-    trained = records[~records["unseen"].astype(bool) & (records["samples"] == 0)]
+    trained = on_test_set(records[~records["unseen"].astype(bool) & (records["samples"] == 0)], test_set)
     excluding = [column for column, s in enumerate(settings) if protocol_of(s).never_sampled == "exclude"]
     return trained[trained["participated"].astype(bool) | ~trained["column"].isin(excluding)]
 
@@ -39,12 +42,12 @@ def reported_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.D
     return records[pd.Series(is_reported, records.index, dtype=bool)]
 
 
-def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL) -> pd.DataFrame:
     """One row per column, policy, row, seed and counted client: its mean accuracy over the reported rounds.
 
     Clients without test data have no accuracy and no row.
     """
-    counted = reported_records(settings, counted_records(settings, records))
+    counted = reported_records(settings, counted_records(settings, records, test_set))
     means = counted.groupby([*ENTRY, "seed", "client"], sort=False)["accuracy"].mean()
     return means.dropna().reset_index()
 

@@ -28,6 +28,10 @@ METRICS = {
     "average": "Average",
     "worst_local": "Worst Local",
     "unseen_average": "Unseen Average",
+    "base_average": "Base",
+    "novel_average": "Novel",
+    "harmonic_mean": "Harmonic Mean",
+    "target_average": "Target",
     **{f"average_samples_{samples}": f"V={samples}" for samples in range(1, 11)},
 }
 POLICY_HEADINGS = {policy: name[0].upper() + name[1:] for policy, name in POLICY_NAMES.items()}
@@ -36,6 +40,8 @@ OF_KIND = {  # what the tables of each kind print
     "heterogeneity": ("average", "worst_local"),
     "unseen": ("unseen_average",),
     "ablation": ("average",),
+    "novel": ("average", "base_average", "novel_average", "harmonic_mean"),
+    "target": ("target_average", "average"),
     "vsweep": tuple(metric for metric in METRICS if metric.startswith("average_samples_")),
 }
 EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}
@@ -86,7 +92,11 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
     runs = find_runs(uri, cells.values())
     finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
     places = _places(suite, planned)
-    rows = [_result(key, entry, runs.get(key), out) for key, entry in zip(hashes, planned, strict=True)]
+    untuned = {id(entry) for entry in suite.untuned()}
+    rows = [
+        {**_result(key, entry, runs.get(key), out), "untuned": id(entry) in untuned}
+        for key, entry in zip(hashes, planned, strict=True)
+    ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
     heads = [
         {**place._asdict(), "cell": key, "seed": entry.cell.seed}
@@ -180,6 +190,7 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
                     "seeds": len(finished),
                     "seeds_expected": len(cells),
                     "status": state,
+                    "untuned": first["untuned"],
                     "rounds_counted": finished["rounds_counted"].max(),
                     "bytes_up": finished["floats_up"].mean() * 4,  # one client in one round; floats of four bytes
                     "bytes_down": finished["floats_down"].mean() * 4,

@@ -10,12 +10,18 @@ from typing import Any
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.federation.evaluation import LOCAL
+from fedprompt.harness.federation.metrics import on_test_set
 from fedprompt.harness.report.accuracies import by_policy, by_row, client_accuracies, unseen_accuracies
 from fedprompt.harness.report.inference import PERCENTILES, Difference, Leader, deciles, distinguishable, holm, paired
 from fedprompt.harness.report.power import Detectable, smallest_detectable
 
 NO_PROMPT = "head-tune"  # the method
-COMPARED = {"heterogeneity": "average", "unseen": "unseen_average", "ablation": "average"}  # the metric, by kind
+COMPARED = {  # the metric, by kind
+    **{"heterogeneity": "average", "unseen": "unseen_average", "ablation": "average"},
+    **{"novel": "novel_average", "target": "target_average"},
+}
+SHARED = ("novel", "target")  # kinds that compare accuracies on the test set of this name, which all clients share
 DECILES = [f"p{percent}" for percent in PERCENTILES]
 
 
@@ -39,13 +45,15 @@ def compare(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Compa
     kind_of_record = records["column"].map(kinds)
     trained = client_accuracies(suite.settings, records[kind_of_record.isin(["heterogeneity", "ablation"])])
     unseen = unseen_accuracies(records[kind_of_record == "unseen"])
+    shared = [client_accuracies(suite.settings, records[kind_of_record == kind], kind) for kind in SHARED]
     comparisons = {}
-    for part in (trained, unseen):
+    for part in (trained, unseen, *shared):
         for column, policy, accuracies in by_policy(part):
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
             setting, table = suite.settings[column], by_row(accuracies)
             table = table[[row.key for row in setting.rows if row.key in table]]
-            images = int(records.loc[records["column"] == column, "total"].median())
+            test_set = setting.kind if setting.kind in SHARED else LOCAL
+            images = int(on_test_set(records[records["column"] == column], test_set)["total"].median())
             comparisons[column, policy] = _comparison(setting, table, entries, images)
     return comparisons
 

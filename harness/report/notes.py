@@ -9,7 +9,7 @@ from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
-from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
+from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
@@ -26,9 +26,11 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
         lines.append("VALIDATION DATA: accuracies on held-out training data, not on test data.")
     if any(len(hashes) > 1 for hashes in _hashes(results).values()):
         lines.append("PARTITIONS DIFFER between the methods of a setting and seed; see Provenance.")
+    if suite.untuned():
+        lines.append(untuned_note(suite))
     done, cells = finished["cell"].nunique(), results["cell"].nunique()
     if done < cells:
-        todo = f"complete them with: fedprompt bench {suite.name}"
+        todo = f"complete them with: fedprompt bench {suite.argument}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
     reasons = [
         f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
@@ -36,6 +38,14 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     ]
     more = [f"... and {len(reasons) - LISTED} more failed; see cells.csv."] if len(reasons) > LISTED else []
     return lines + reasons[:LISTED] + more
+
+
+def untuned_note(suite: Suite) -> str:
+    """Which rows have rates that nobody tuned while others have tuned ones, and what to do about it."""
+    entries = suite.untuned()
+    titles = ", ".join(dict.fromkeys(entry.row.title for entry in entries))
+    command = suite.tune_command({entry.setting.source_method(entry.row) for entry in entries})
+    return f"UNTUNED ({UNTUNED}): {titles}, while other rows have tuned rates; tune them with: {command}"
 
 
 def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:
@@ -70,6 +80,18 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     ]
     if "unseen" in kinds:
         lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
+    if "novel" in kinds:
+        lines.append(
+            "Base and Novel: each client's model on all test images of the classes that are trained on, and of those "
+            "that nobody trains on, each among classes of its own kind; mean over clients. Harmonic Mean: of Average, "
+            "Base and Novel. n/a: a head has no place for a class it was not trained on. Gain: on novel classes; its "
+            "interval is over further clients and seeds, not over further images."
+        )
+    if "target" in kinds:
+        lines.append(
+            "Target: each client's model on all images of the domain that nobody trains on; mean over clients. Gain: "
+            "on these images; its interval is over further clients and seeds, not over further images."
+        )
     if "vsweep" in kinds:
         lines.append("V: random draws averaged for a prediction; all V of a row are nested draws of one training.")
     if any((finished[metric] != finished[other]).any() for metric, other in EXCLUDE.items()):

@@ -14,7 +14,7 @@ def started(**protocol: object) -> tuple[Federation, FederationState]:
 def test_the_gradient_reaches_the_context_and_nothing_frozen() -> None:
     federation, state = started()
     theta = {name: tensor.requires_grad_() for name, tensor in federation.theta(state, ALL)[1].items()}
-    federation.method.loss(theta, first_rows(federation, ALL, [5] * 4, "train")).sum().backward()
+    federation.method.loss(theta, first_rows(federation, ALL, [5] * 4, "train", theta)).sum().backward()
     gradient = theta["context"].grad
     assert gradient is not None
     assert bool((gradient.flatten(1).norm(dim=1) > 0).all())

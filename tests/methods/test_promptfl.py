@@ -139,7 +139,6 @@ def test_fine_tuning_sends_nothing() -> None:
 
 def test_scores_have_one_column_per_class() -> None:
     federation = toy_federation(PromptFL)
-    scores = federation.method.predict(
-        federation.theta(federation.start(), ALL)[1], first_rows(federation, ALL, [4] * 4, "evaluate")
-    )
+    theta = federation.theta(federation.start(), ALL)[1]
+    scores = federation.method.predict(theta, first_rows(federation, ALL, [4] * 4, "evaluate", theta))
     assert scores.shape[-1] == federation.method.task.num_classes == 4

@@ -36,7 +36,7 @@ def test_logits_are_scaled_cosines_over_all_classes() -> None:
     federation = toy_federation(PromptFL)
     state, method = federation.start(), federation.method
     theta = federation.theta(state, ALL)[1]
-    batch = first_rows(federation, ALL, [3] * 4, "evaluate")
+    batch = first_rows(federation, ALL, [3] * 4, "evaluate", theta)
     clip: Any = method.backbone
     images = F.normalize(clip.projection(batch.features), dim=-1)
     texts = clip.text_features(theta["context"], clip.class_prompts(method.task.class_names, 16))
@@ -59,11 +59,12 @@ def test_words_that_are_not_as_long_as_the_context_are_refused() -> None:
 def test_a_context_of_words_is_the_template() -> None:
     federation = toy_federation(PromptFL, {"ctx_init": "a photo of a", "length": 4})
     zero_shot = toy_federation(registry().get("zs-clip"))
-    batch = first_rows(federation, ALL, [4] * 4, "evaluate")
     theta = federation.theta(federation.start(), ALL)[1]
-    torch.testing.assert_close(
-        federation.method.predict(theta, batch), zero_shot.method.predict({}, batch), atol=1e-5, rtol=1e-5
+    learned, fixed = (
+        one.method.predict(held, first_rows(one, ALL, [4] * 4, "evaluate", held))
+        for one, held in ((federation, theta), (zero_shot, {}))
     )
+    torch.testing.assert_close(learned, fixed, atol=1e-5, rtol=1e-5)
 
 
 def test_the_text_tower_runs_once_per_step_for_all_clients() -> None:

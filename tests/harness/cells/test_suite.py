@@ -8,8 +8,8 @@ import pytest
 
 from fedprompt.harness.cells import suite as suite_module
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.suite import KINDS
-from fedprompt.harness.cells.suite_file import load_suite, parse_suite, suite_names
+from fedprompt.harness.cells.suite import KINDS, Suite
+from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.methods import registry
@@ -73,7 +73,7 @@ def test_a_changed_copy_is_expanded_anew() -> None:
 
 @pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
 def test_the_large_suites_hold_every_protocol(name: str) -> None:
-    assert {setting.kind for setting in load_suite(name).settings} == set(KINDS)
+    assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}
 
 
 def test_embedded_has_the_promised_settings_and_all_methods() -> None:
@@ -235,6 +235,34 @@ def test_only_keeps_rows_by_method_or_variant() -> None:
         suite.only(["fedvtp"])
 
 
+def test_a_selection_runs_the_same_cells_as_the_whole_suite() -> None:
+    suite = load_suite("embedded")
+    suite = dataclasses.replace(suite, tuned={key: {"lr": 0.7} for key in _keys(suite, "pfedbayespt")})
+    chosen = {cell.hash for cell in suite.only(["pfedbayespt-g", "full-without-mixture"]).cells()}
+    assert chosen
+    assert chosen <= {cell.hash for cell in suite.cells()}
+
+
+def _keys(suite: Suite, method: str) -> list[tuple[str, str, str, str]]:
+    cells = [cell for cell in suite.cells() if cell.method == method]
+    return [(cell.method, cell.dataset, cell.partition, cell.protocol.head) for cell in cells]
+
+
+def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:
+    suite = load_suite("embedded").only(["pfedbayespt", "fedvpt", "pfedbayespt-g"])
+    assert suite.untuned() == []
+    tuned = {key: {"lr": 0.7} for method in ("pfedbayespt", "fedvpt") for key in _keys(suite, method)}
+    places = {(entry.setting.kind, entry.row.key) for entry in dataclasses.replace(suite, tuned=tuned).untuned()}
+    assert places == {("heterogeneity", "pfedbayespt-g"), ("unseen", "pfedbayespt-g")}
+
+
+def test_the_command_that_tunes_names_the_suite_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text((FOLDER / "smoke.toml").read_text())
+    own = load_suite(str(tmp_path / "mine.toml"))
+    assert own.tune_command(["fedvpt", "sgpt"]) == f"fedprompt tune {tmp_path}/mine.toml --methods fedvpt,sgpt"
+    assert load_suite("smoke").tune_command(["sgpt"]) == "fedprompt tune smoke --methods sgpt"
+
+
 def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
     assert parse_suite("x", RAW).tune.protocol == {"val_fraction": 0.1, "last": 1, "sweep": False}
 
@@ -251,6 +279,8 @@ def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
         ({"backbone": "micro-vti"}, ["'micro-vti'", "'micro-vit'"]),
         ({"backbone": "vit_base_patch16_224.orig_in12k"}, ["orig_in12k", "vit_base_patch16_224.orig_in21k"]),
         ({"settings": [{**SETTING, "kind": "unsen"}]}, ["'unsen'", "'unseen'"]),
+        ({"settings": [{**SETTING, "kind": "novel"}]}, ["'novel'", "novel=half", "domains:m=1"]),
+        ({"settings": [{**SETTING, "kind": "target"}]}, ["'target'", "target=DOMAIN"]),
         ({"settings": [{**SETTING, "reference": "fedvp"}]}, ["'fedvp'", "'fedvpt'"]),
         ({"variants": {"long": {"title": "x"}}}, ["variants.long", "lacks 'method'"]),
         ({"variants": {"fedvpt": VARIANT}}, ["variants.fedvpt", "name of a method"]),

@@ -1,6 +1,6 @@
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -339,3 +339,24 @@ def test_the_sweep_counts_every_prediction_in_reported_rounds_only() -> None:
 def test_without_the_sweep_only_the_own_prediction_counts() -> None:
     federation, state = after(TwoDraws, [[0, 1]], rounds=1, last=1)
     assert {record.samples for record in evaluate(federation, state)} == {0}
+
+
+class Rememberer(Stubborn):
+    """Predicts each client's most frequent training class, which it looks up once per evaluation."""
+
+    asked = 0
+
+    def begin_evaluation(self, theta: State, batches: Iterable[Batch]) -> State:  # noqa: ARG002
+        type(self).asked += 1
+        votes = sum(torch.nn.functional.one_hot(batch.labels, 4) * batch.mask[..., None] for batch in batches)
+        return {"votes": torch.as_tensor(votes).sum(1).double()}
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
+        return batch.start["votes"][:, None].expand(*batch.labels.shape, 4)
+
+
+def test_constants_of_an_evaluation_come_from_the_training_data_once() -> None:
+    partition = by_class(({0: 2, 3: 5}, {2: 6, 3: 5}, {1: 1}, {3: 1}), TEST)
+    federation, state = after(Rememberer, [], partition=partition, batch_size=2)
+    assert counted(evaluate(federation, state)) == [(0, 3, 4), (1, 4, 5), (2, 2, 2), (3, 11, 11)]
+    assert Rememberer.asked == 1

@@ -361,3 +361,22 @@ def test_a_client_that_diverges_ends_the_round_and_is_named() -> None:
         federation.step(state, (0, 1))
     assert state.round == 0
     assert all(tensor.isfinite().all() for tensor in state.server.values())
+
+
+def test_what_only_fills_up_a_stack_is_not_counted_as_sent() -> None:
+    class Ragged(HeadTune):
+        """Client k needs only k rows of what the stack holds."""
+
+        def download(self, server: State, clients: Sequence[int]) -> State:
+            return {**super().download(server, clients), "rows": torch.ones(len(clients), 4, 10)}
+
+        def travelled(self, received: State, position: int) -> State:
+            sent = super().travelled(received, position)
+            return {**sent, "rows": sent["rows"][:position]}
+
+        def upload(self, theta: State, received: State) -> State:  # noqa: ARG002
+            return {"head.weight": theta["head.weight"]}
+
+    federation = toy_federation(Ragged, head="global")
+    log = federation.step(federation.start(), (0, 1, 2, 3))
+    assert log.floats_down == 4 * (4 * 32 + 4) + (0 + 1 + 2 + 3) * 10
