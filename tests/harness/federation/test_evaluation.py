@@ -228,15 +228,15 @@ def test_features_computed_once_give_the_head_of_features_computed_anew() -> Non
 def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local head from its first draw, a copy of the global one, or nothing; 0 stands for a head left as it is."""
-    epochs = {"local": 2, "global": 0, "global_then_ft": 3, "none": 2, "none_then_ft": 3}[policy]
+    """What is private from its first draw, a copy of what is shared, or nothing. No head: both readings are taken."""
+    epochs = {"local": {2}, "global": set(), "global_then_ft": {3}, "none": {2}, "none_then_ft": {2, 3}}[policy]
     federation = toy_federation(registry().get(name), epochs=2, participation=1.0, **policy_protocol(policy, 3))
     state = federation.start()
     trained: list[int] = []
     monkeypatch.setattr(federation.method, "adaptation", _watched(federation.method.adaptation, trained))
     evaluate(federation, state)
     evaluate_unseen(federation, state, [2, 3])
-    assert {count for count in trained if count} == ({epochs} if epochs else set())
+    assert {count for count in trained if count} == epochs
     last_reading = [record.policy for record in evaluate_unseen(federation, state, [2, 3])][-1]
     assert last_reading == policy
 
