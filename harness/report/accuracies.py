@@ -23,13 +23,16 @@ def protocol_of(setting: Setting) -> Protocol:
     return build(Protocol, setting.protocol, "protocol")
 
 
-def counted_records(settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL) -> pd.DataFrame:
+def counted_records(
+    settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL, swept: bool = False
+) -> pd.DataFrame:
     """The records that Average is the mean of: those of clients that train, at the method's own number of draws.
 
-    ``test_set`` is each client's own images or one that all share. Clients that had never taken part are left out
-    where the setting's protocol excludes them.
+    ``test_set`` is each client's own images or one that all share; ``swept`` asks for other numbers of draws instead.
+    Clients that had never taken part are left out where the setting's protocol excludes them.
     """
-    trained = on_test_set(records[~records["unseen"].astype(bool) & (records["samples"] == 0)], test_set)
+    right_draws = (records["samples"] > 0) == swept
+    trained = on_test_set(records[~records["unseen"].astype(bool) & right_draws], test_set)
     excluding = [column for column, s in enumerate(settings) if protocol_of(s).never_sampled == "exclude"]
     return trained[trained["participated"].astype(bool) | ~trained["column"].isin(excluding)]
 
@@ -52,6 +55,13 @@ def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame, test_s
     return means.dropna().reset_index()
 
 
+def swept_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """The same for every number of draws (`samples`) that was counted in the reported rounds."""
+    counted = reported_records(settings, counted_records(settings, records, swept=True))
+    means = counted.groupby([*ENTRY, "samples", "seed", "client"], sort=False)["accuracy"].mean()
+    return means.dropna().reset_index()
+
+
 def unseen_accuracies(records: pd.DataFrame) -> pd.DataFrame:
     """The same of clients that were kept out of training: their accuracy in the last state."""
     unseen = records[records["unseen"].astype(bool) & (records["samples"] == 0)]
@@ -65,6 +75,6 @@ def round_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.D
     return counted.groupby([*ENTRY, "seed", "round"], sort=False)["accuracy"].mean().reset_index()
 
 
-def by_row(accuracies: pd.DataFrame) -> pd.DataFrame:
-    """Accuracies of one column and policy as (seed, client) x row: what `inference` compares."""
-    return accuracies.pivot(index=["seed", "client"], columns="row", values="accuracy")
+def by_row(accuracies: pd.DataFrame, compared: str = "row") -> pd.DataFrame:
+    """Accuracies of one column and policy as (seed, client) x ``compared``: what `inference` compares."""
+    return accuracies.pivot(index=["seed", "client"], columns=compared, values="accuracy")
