@@ -4,6 +4,7 @@ Nodes that see the results folder work in it. Others work in their own cache, an
 the task's answer, through Ray's object store.
 """
 
+import logging
 import os
 import queue
 import socket
@@ -53,8 +54,9 @@ def execute_on_ray(cells: Sequence[Cell], site: Site, tries: Tries) -> Iterator[
                     tries.round(progress)
                 for task in done:
                     cell = running.pop(task)
+                    outcome: CellOutcome | None
                     try:
-                        outcome = _received(*ray.get(task), site)
+                        outcome = _received(site, *ray.get(task))
                     except RayError as error:
                         outcome = tries.died(cell, type(error).__name__)
                     if outcome is None:
@@ -63,7 +65,8 @@ def execute_on_ray(cells: Sequence[Cell], site: Site, tries: Tries) -> Iterator[
                         yield outcome
         finally:
             for task in running:
-                ray.cancel(task, force=True)
+                with suppress(RayError):
+                    ray.cancel(task, force=True)
 
 
 @contextmanager
@@ -77,11 +80,15 @@ def _cluster() -> Iterator[Any]:
     if not connected:
         _require_answer(os.environ.get("RAY_ADDRESS", ""))
     try:
-        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="CRITICAL")
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"cannot connect to Ray ({str(error).strip().partition(chr(10))[0][:200]}); {CHECK}") from error
     try:
         yield ray
+    except ray.exceptions.RayError as error:
+        raise UserError(
+            f"the Ray cluster stopped answering ({type(error).__name__}); when it is back, the same command goes on."
+        ) from error
     finally:
         if not connected:
             ray.shutdown()
@@ -156,7 +163,7 @@ def _work(cell: Cell, site: Site, sign: str, messages: "Queue", restart: bool) -
     return outcome, {path.name: path.read_bytes() for path in outcome.folder.iterdir() if path.name != ".lock"}
 
 
-def _received(outcome: CellOutcome, files: Files | None, site: Site) -> CellOutcome:
+def _received(site: Site, outcome: CellOutcome, files: Files | None) -> CellOutcome:
     """The outcome with the folder where it belongs, made of ``files`` if the node could not write there."""
     folder = run_folder(site.out, outcome.cell)
     if files is not None:

@@ -154,6 +154,13 @@ def test_a_cluster_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch:
         list(execute([tiny_cell("fedvpt")], Site(tmp_path), silent, executor="ray"))
 
 
+def test_a_cluster_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    with pytest.raises(UserError, match=r"stopped answering \(GetTimeoutError\).*same command"), on_ray._cluster():
+        raise ray.exceptions.GetTimeoutError
+
+
 def test_a_cluster_without_what_a_cell_needs_is_refused() -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4.0}},
