@@ -43,14 +43,20 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def suite_path(name: str) -> Path:
+    """The file of a suite that comes with the package, by name, or of any other by its path."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    return path
+
+
 def load_suite(name: str, weights: str | None = None) -> Suite:
     """A suite that comes with the package, by name, or any other by the path of its file.
 
     ``weights`` (a file, `hub` or `random`) replaces what the suite says.
     """
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file():
-        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    path = suite_path(name)
     try:
         raw = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
