@@ -79,8 +79,10 @@ def make_site(args: Namespace) -> "Site":
         raise UserError(f"--token-memory {args.token_memory} is out of range; it must be 0 or more GB.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    device, token_memory = choose_device(args.device), int(args.token_memory * 2**30)
-    return Site(args.out, args.data_root, weights, device, args.threads, plugins, token_memory)
+    on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
+    device = args.device if on_cluster else choose_device(args.device)
+    gpus = getattr(args, "gpus_per_cell", 1.0)
+    return Site(args.out, args.data_root, weights, device, args.threads, plugins, int(args.token_memory * 2**30), gpus)
 
 
 def whole_suite(args: Namespace) -> "Suite":
