@@ -80,7 +80,7 @@ def encode(
     per_layer = zip(*(tensor.flatten(0, 1).unbind() for tensor in joined.values()), strict=True)
     seen = None if masks is None else masks.permute(2, 3, 0, 1).contiguous()  # (layers, tokens, masks, n)
     written = []
-    for client, tokens in enumerate(z.split(list(sizes), 2)):
+    for client, tokens in enumerate(torch.split(z, list(sizes), 2)):
         first = sum(sizes[:client])
         rows = []
         for layer, layer_tokens in enumerate(tokens.unbind()):

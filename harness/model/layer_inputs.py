@@ -32,7 +32,8 @@ class LayerInputs:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Those of images ``rows``, (n, depth, 1+M, d)."""
-        self._keep(rows[self._place[rows] < 0].unique()[: len(self._kept) - self._count])
+        new = np.unique(rows[self._place[rows] < 0].numpy())
+        self._keep(torch.from_numpy(new[: len(self._kept) - self._count]))
         place = self._place[rows]
         if bool((place >= 0).all()):
             return self._kept[place]
@@ -42,7 +43,7 @@ class LayerInputs:
         return inputs
 
     def _keep(self, rows: Tensor) -> None:
-        for chunk in rows.split(CHUNK) if len(rows) else ():
+        for chunk in torch.split(rows, CHUNK) if len(rows) else ():
             after = self._count + len(chunk)
             self._kept[self._count : after] = self._compute(chunk)
             self._place[chunk] = torch.arange(self._count, after)
