@@ -73,4 +73,4 @@ def test_the_contract_names_every_part_of_the_harness() -> None:
 def test_every_package_is_installed() -> None:
     folders = {path.parent for top in ("methods", "datasets", "harness") for path in (ROOT / top).rglob("__init__.py")}
     names = {f"fedprompt.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
-    assert names | {"fedprompt.paper"} == set(PYPROJECT["setuptools"]["packages"])
+    assert names | {"fedprompt.paper", "fedprompt.tuned"} == set(PYPROJECT["setuptools"]["packages"])

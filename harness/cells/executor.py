@@ -3,24 +3,26 @@
 import multiprocessing
 import os
 import queue
+import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, run_folder
+from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, open_folder, run_folder
 from fedprompt.harness.cells.run import RoundProgress, run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
-from fedprompt.methods import load_plugin
+from fedprompt.methods import load_plugin, registry
 
 EXECUTORS = ("local", "ray")
-POOL_RESTARTS = 3  # a worker that the system kills breaks its pool; the cells resume in a new one
+RETRIES = 2  # of a cell whose process died; it resumes from its checkpoint
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,18 @@ def execute(
     on_round: OnRound,
     workers: int = 1,
     executor: str = "local",
-    restart: bool = False,
+    restart: Collection[str] = (),
 ) -> Iterator[CellOutcome]:
-    """Yield outcomes as cells end, in any order. A failing cell fails alone."""
-    if executor == "ray":
-        yield from _on_ray(cells, site, on_round, restart)
-    elif workers == 1:
+    """Yield outcomes as cells end, in any order. A failing cell fails alone.
+
+    ``restart`` has the hashes of cells that begin anew, whatever their folders hold.
+    """
+    if executor != "ray" and workers == 1:
         for cell in cells:
-            yield _attempt(cell, site, on_round, restart)
-    else:
-        yield from _in_processes(cells, site, on_round, workers, restart)
+            yield _attempt(cell, site, on_round, cell.hash in restart)
+        return
+    tries = _Tries(site, set(restart), on_round)
+    yield from _on_ray(cells, site, tries) if executor == "ray" else _in_processes(cells, site, tries, workers)
 
 
 def _attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
@@ -59,101 +63,174 @@ def _attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOu
     try:
         if is_locked(folder):  # known before the data are loaded
             raise LockedError(cell)
+        if cell.method not in registry():  # a worker knows plugins only by their files
+            for plugin in site.plugins:
+                load_plugin(plugin)
         run_cell(cell, site, on_round, restart)
         return CellOutcome(cell, folder)
     except LockedError as error:  # not a failure of the cell
         return CellOutcome(cell, folder, str(error), locked=True)
     except UserError as error:
         reason = str(error)
-    except Exception as error:  # a faulty method must not stop the other cells; its error is kept and shown
+    except (Exception, SystemExit) as error:  # a faulty method must not stop the other cells; its error is kept
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    note_failure(folder, reason)
+    return _failed(cell, folder, reason)
+
+
+def _failed(cell: Cell, folder: Path, reason: str) -> CellOutcome:
+    """The reason is also written into the folder, if that can be written to."""
+    try:
+        note_failure(folder, reason)
+    except OSError as error:
+        reason += f" (nor can this be noted in {folder}: {error.strerror})"
     return CellOutcome(cell, folder, reason)
 
 
-_messages: "multiprocessing.SimpleQueue[RoundProgress] | None" = None
+class _Tries:
+    """What a parent knows of its cells: which have begun, and how often their processes died."""
+
+    def __init__(self, site: Site, restart: set[str], on_round: OnRound) -> None:
+        self._site, self._on_round = site, on_round
+        self._restart = restart  # less those that have begun anew: they are resumed
+        self._deaths: Counter[str] = Counter()
+
+    def starts_over(self, cell: Cell) -> bool:
+        return cell.hash in self._restart
+
+    def round(self, progress: RoundProgress) -> None:
+        self._restart.discard(progress.cell)
+        self._on_round(progress)
+
+    def died(self, cell: Cell, why: str = "killed, or out of memory?") -> CellOutcome | None:
+        """The process of ``cell`` is gone: None while it may be tried again."""
+        self._deaths[cell.hash] += 1
+        if self._deaths[cell.hash] <= RETRIES:
+            return None
+        folder = run_folder(self._site.out, cell)
+        reason = f"its process died {RETRIES + 1} times ({why}); the same command tries again"
+        if self.starts_over(cell):  # it died before it could: results that are to be replaced must not stay
+            with suppress(UserError, OSError), open_folder(folder, cell, restart=True):
+                pass
+        return _failed(cell, folder, reason)
 
 
-def _start_worker(messages: Any, parent: int, plugins: tuple[str, ...]) -> None:
-    global _messages
-    _messages = messages
-    for plugin in plugins:
-        load_plugin(plugin)
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+class _Worker:
+    """A process that runs one cell after another. Its pipe brings rounds and outcomes, and ends when the process dies.
+
+    Each has its own pipe: a process that is killed while it writes to a shared queue blocks all others.
+    """
+
+    def __init__(self, site: Site) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, site), daemon=True)
+        self.cell: Cell | None = None
+        resource_tracker.ensure_running()  # else `start` starts it, which unblocks the signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is for the parent alone
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        theirs.close()
+
+    def run(self, cell: Cell, restart: bool) -> None:
+        self.cell = cell
+        with suppress(OSError):  # it is dead, which reading the pipe will tell
+            self.pipe.send((cell, restart))
+
+    def end(self) -> None:
+        """At once: what a cell has done is in its checkpoint."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
 
 
-def _die_with(parent: int) -> None:
+def _serve(pipe: "Connection[Any, Any]", site: Site) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    while True:
+        cell, restart = pipe.recv()
+        pipe.send(_attempt(cell, site, pipe.send, restart))
+
+
+def _die_with_parent() -> None:
     """A worker whose parent was killed would go on writing to a folder that the next call wants to resume."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
-def _work(cell: Cell, site: Site, restart: bool) -> CellOutcome:
-    assert _messages is not None
-    return _attempt(cell, site, _messages.put, restart)
+def _in_processes(cells: Sequence[Cell], site: Site, tries: _Tries, count: int) -> Iterator[CellOutcome]:
+    waiting, workers = deque(cells), dict[Any, _Worker]()  # by pipe
+    try:
+        while waiting or any(worker.cell for worker in workers.values()):
+            idle = [worker for worker in workers.values() if worker.cell is None]
+            while waiting and (idle or len(workers) < count):
+                worker, cell = idle.pop() if idle else _Worker(site), waiting.popleft()
+                workers[worker.pipe] = worker
+                worker.run(cell, tries.starts_over(cell))
+            for pipe in wait(list(workers)):
+                worker = workers[pipe]
+                try:
+                    message: RoundProgress | CellOutcome | None = worker.pipe.recv()
+                except (EOFError, OSError):
+                    workers.pop(pipe).end()
+                    if worker.cell is None:
+                        continue
+                    message = tries.died(worker.cell)
+                    if message is None:
+                        waiting.append(worker.cell)  # behind the others: it may need more memory than they leave
+                if isinstance(message, RoundProgress):
+                    tries.round(message)
+                elif message:
+                    worker.cell = None
+                    yield message
+    finally:
+        for worker in workers.values():
+            worker.end()
 
 
-def _in_processes(
-    cells: Sequence[Cell], site: Site, on_round: OnRound, workers: int, restart: bool
-) -> Iterator[CellOutcome]:
-    context = multiprocessing.get_context("spawn")
-    unfinished = {cell.hash: cell for cell in cells}
-    begun: set[str] = set()  # started over if that was asked for; after a broken pool these are resumed
-    for last_try in (*[False] * POOL_RESTARTS, True):
-        messages: Any = context.SimpleQueue()
-        pool = ProcessPoolExecutor(workers, context, _start_worker, (messages, os.getpid(), site.plugins))
-        try:
-            futures: dict[Future[CellOutcome], Cell] = {
-                pool.submit(_work, cell, site, restart and cell.hash not in begun): cell for cell in unfinished.values()
-            }
-            pending = set(futures)
-            while pending:
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                while not messages.empty():
-                    progress = messages.get()
-                    begun.add(progress.cell)
-                    on_round(progress)
-                for future in done:
-                    cell = futures[future]
-                    try:
-                        outcome = future.result()
-                    except BrokenProcessPool:
-                        if not last_try:
-                            continue
-                        reason = "a worker process died (out of memory?); run the suite again to resume"
-                        outcome = CellOutcome(cell, run_folder(site.out, cell), reason)
-                    del unfinished[cell.hash]
-                    yield outcome
-        finally:
-            pool.shutdown(cancel_futures=True)
-        if not unfinished:
-            return
-
-
-def _on_ray(cells: Sequence[Cell], site: Site, on_round: OnRound, restart: bool) -> Iterator[CellOutcome]:
+def _on_ray(cells: Sequence[Cell], site: Site, tries: _Tries) -> Iterator[CellOutcome]:
     """Needs a file system that all nodes share for ``site.out``."""
     try:
         import ray
+        from ray.exceptions import RayError
         from ray.util.queue import Empty, Queue
     except ImportError as error:
         raise UserError("executor 'ray' needs the extra: pip install 'fedprompt-bench[ray]'.") from error
+    connected = ray.is_initialized()
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     messages = Queue()
     gpus = 1 if site.device.startswith("cuda") else 0
 
-    def work(cell: Cell) -> CellOutcome:
-        for plugin in site.plugins:
-            load_plugin(plugin)
+    def work(cell: Cell, restart: bool) -> CellOutcome:
         return _attempt(cell, site, messages.put, restart)
 
-    remote_work = ray.remote(num_cpus=site.threads, num_gpus=gpus)(work)
-    pending = [remote_work.remote(cell) for cell in cells]
-    while pending:
-        done, pending = ray.wait(pending, timeout=0.5)
-        while True:
-            try:
-                on_round(messages.get_nowait())
-            except (Empty, queue.Empty):
-                break
-        yield from ray.get(done)
+    remote_work = ray.remote(num_cpus=site.threads, num_gpus=gpus, max_retries=0)(work)
+    waiting, running = deque(cells), dict[Any, Cell]()
+    try:
+        while waiting or running:
+            while waiting:
+                cell = waiting.popleft()
+                running[remote_work.remote(cell, tries.starts_over(cell))] = cell
+            done, _ = ray.wait(list(running), timeout=0.5)
+            while True:
+                try:
+                    tries.round(messages.get_nowait())
+                except (Empty, queue.Empty):
+                    break
+            for task in done:
+                cell = running.pop(task)
+                try:
+                    outcome = ray.get(task)
+                except RayError as error:
+                    outcome = tries.died(cell, type(error).__name__)
+                if outcome is None:
+                    waiting.append(cell)
+                else:
+                    yield outcome
+    finally:
+        for task in running:
+            ray.cancel(task, force=True)
+        if not connected:
+            ray.shutdown()

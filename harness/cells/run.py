@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,14 @@ import torch
 
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import (
-    Checkpoint,
-    finish,
-    is_done,
-    load_checkpoint,
-    open_folder,
-    run_folder,
-    save_checkpoint,
-)
+from fedprompt.harness.cells.folder import finish, is_done, open_folder, run_folder
+from fedprompt.harness.cells.journal import Journal
 from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.federation.evaluation import carry_out
+from fedprompt.harness.federation.evaluation import Record, carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise, trained_reading
-from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
@@ -62,26 +55,27 @@ def run_cell(
     with open_folder(folder, cell, restart):
         if is_done(folder):  # another process has finished it in the meantime
             return folder
-        run = load_checkpoint(folder, cell, site.device) or Checkpoint(federation.start())
+        journal = Journal(folder, cell, partition.hash, dataset.checksum, site.device)
+        state, log = journal.state or federation.start(), journal.log
         partition.save(folder / "partition.npz")
-        start_time, first_round = time.perf_counter(), run.state.round
-        for scheduled in federation.schedule(partition.unseen, after=run.state.round):
-            run.logs.append(federation.step(run.state, scheduled.cohort))
-            for evaluation in scheduled.evaluations:
-                run.records += carry_out(federation, run.state, evaluation)
-            save_checkpoint(folder, cell, run)
-            report(RoundProgress(cell.hash, run.state.round, rules.rounds, _latest_metrics(run)))
+        start_time, first_round = time.perf_counter(), state.round
+        for scheduled in federation.schedule(partition.unseen, after=state.round):
+            log = federation.step(state, scheduled.cohort)
+            records = [record for wanted in scheduled.evaluations for record in carry_out(federation, state, wanted)]
+            journal.append(state, log, records)
+            report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
+        assert log is not None  # a protocol has at least one round
         seconds = time.perf_counter() - start_time
         summary = {
-            **summarise(records_frame(run.records), rules.rounds, rules.last, rules.never_sampled),
-            "floats_down": run.logs[-1].floats_down / len(run.logs[-1].cohort),
-            "floats_up": run.logs[-1].floats_up / len(run.logs[-1].cohort),
+            **summarise(journal.records.read(), rules.rounds, rules.last, rules.never_sampled),
+            "floats_down": log.floats_down / len(log.cohort),
+            "floats_up": log.floats_up / len(log.cohort),
             "seconds_per_round": seconds / max(1, rules.rounds - first_round),
             "partition_hash": partition.hash,
             "data_checksum": dataset.checksum,
             "environment": environment(site),
         }
-        finish(folder, cell, run, summary, partition.hash)
+        finish(folder, summary)
     return folder
 
 
@@ -97,7 +91,7 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
         rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
         features = cached_features(backbone, dataset, cls.feature_depth(params), rows)
     data = ClientData(dataset, partition, cls.needs, features, site.device)
-    members = [client for client in range(partition.num_clients) if client not in partition.unseen]
+    members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     rows = np.sort(np.concatenate([partition.train[client] for client in members]))
     examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])
     task = Task(dataset.class_names, data.counts(dataset.num_classes), cell.protocol.head, examples)
@@ -115,11 +109,9 @@ def environment(site: Site) -> dict[str, str]:
     }
 
 
-def _latest_metrics(run: Checkpoint) -> dict[str, float]:
-    log = asdict(run.logs[-1])
-    metrics = {k: float(log[k]) for k in ("loss", "floats_down", "floats_up", "bytes_down", "bytes_up")}
-    metrics |= {f"diagnostics/{name}": value for name, value in run.logs[-1].diagnostics.items()}
-    records = [record for record in run.records if record.round == run.state.round]
+def _metrics(log: RoundLog, records: list[Record]) -> dict[str, float]:
+    metrics = {k: float(getattr(log, k)) for k in ("loss", "floats_down", "floats_up", "bytes_down", "bytes_up")}
+    metrics |= {f"diagnostics/{name}": value for name, value in log.diagnostics.items()}
     if records:
         row = per_round(trained_reading(records_frame(records))).iloc[0]
         metrics |= {"average": float(row["average"]), "worst_local": float(row["worst_local"])}

@@ -1,7 +1,7 @@
 """A session: the cells of one command, of which it runs those that are not finished and reports on all."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedprompt.harness.cells.cell import Cell
@@ -35,15 +35,19 @@ def run_cells(
     *,
     workers: int = 1,
     executor: str = "local",
-    restart: bool = False,
+    restart: bool | Collection[str] = False,
     report_unstarted: bool = True,
 ) -> list[CellOutcome]:
     """Run or resume what is not finished; returns the outcome of every cell, finished ones first, others as they ended.
 
+    ``restart`` starts cells over that are finished or begun: all, or those with the given hashes.
+
     A failing cell does not stop the others. Observers do not hear of one that another process is running and, without
     ``report_unstarted``, of one that failed before it had a run folder, which is what bad input does.
     """
-    finished = [] if restart else finished_cells(cells, site.out)
+    every = {cell.hash for cell in cells}
+    again = every & set(restart) if isinstance(restart, Collection) else every if restart else set()
+    finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in again]
     outcomes = [CellOutcome(cell, run_folder(site.out, cell)) for cell in finished]
     for outcome in outcomes:  # observers may have missed its end
         _tell_finished(observers, outcome.folder)
@@ -55,7 +59,7 @@ def run_cells(
             observer.round(unfinished[progress.cell], progress)
 
     workers = min(workers, max(1, len(unfinished)))
-    for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, restart):
+    for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, again):
         if not outcome.error:
             _tell_finished(observers, outcome.folder)
         elif not outcome.locked and (report_unstarted or outcome.folder.exists()):

@@ -1,5 +1,6 @@
 """A suite: settings, rows and seeds, and the cells that they expand to. `suite_file` reads one from TOML."""
 
+import inspect
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -39,6 +40,7 @@ class Setting:
     kind: str = "heterogeneity"
     published: str = ""  # the data set whose printed values are shown beside ours
     reference: str = ""  # key of the row that an ablation's differences are taken from
+    reference_method: str = ""  # that row's method, where the row itself was left out by a selection
     protocol: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     policies: tuple[str, ...] = (PAPER,)  # of the head: each row is shown under every one
@@ -46,6 +48,12 @@ class Setting:
     @property
     def reference_row(self) -> Row | None:
         return next((row for row in self.rows if row.key == self.reference), None)
+
+    def source_method(self, row: Row) -> str:
+        """The method whose tuned values the row has: its own, in an ablation that of the reference row."""
+        if self.kind != "ablation":
+            return row.method
+        return (self.reference_row.method if self.reference_row else self.reference_method) or row.method
 
     def reading(self, row: Row, policy: str) -> str:
         """The policy that ``policy`` stands for, where `paper` is what the row's method has in its paper.
@@ -94,6 +102,12 @@ class Suite:
     tune: Tune = Tune()
     # What `fedprompt tune` chose, by (method, data set, canonical partition, who owns the head).
     tuned: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = field(default_factory=dict)
+    file: str = ""  # that it was read from, as the user wrote it; empty for the package's own
+
+    @property
+    def argument(self) -> str:
+        """What names the suite on the command line."""
+        return self.file or self.name
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -108,6 +122,20 @@ class Suite:
         """What is to be run: each cell once, even if several tables show it."""
         return list({planned.cell.hash: planned.cell for planned in self.planned()}.values())
 
+    def untuned(self) -> list[Planned]:
+        """Entries that have the suite's own rates although others have tuned ones."""
+        if not self.tuned:
+            return []
+        return [entry for entry in self.planned() if self._tuned_key(entry) not in self.tuned]
+
+    def tune_command(self, methods: Collection[str]) -> str:
+        """What to type to tune these methods."""
+        names = sorted(set(methods))
+        modules = {inspect.getmodule(registry().get(name)) for name in names}
+        files = sorted(str(module.__file__) for module in modules if module and "plugin_" in module.__name__)
+        plugins = "".join(f" --plugin {file}" for file in files)
+        return f"fedprompt tune {self.argument} --methods {','.join(names)}{plugins}"
+
     def cell(self, setting: Setting, row: Row, seed: int, policy: str | None = None) -> Cell:
         """The cell of one entry, all of them the suite's own; without a policy, that of the row's first."""
         entries = self._expanded[self.settings.index(setting), setting.rows.index(row), seed]
@@ -120,7 +148,11 @@ class Suite:
             if key not in known:
                 raise unknown(f"method of suite {self.name!r}", key, known)
         reduced = (
-            replace(setting, rows=tuple(row for row in setting.rows if row.key in keys or row.method in keys))
+            replace(
+                setting,
+                rows=tuple(row for row in setting.rows if row.key in keys or row.method in keys),
+                reference_method=setting.reference_row.method if setting.reference_row else "",
+            )
             for setting in self.settings
         )
         return replace(self, settings=tuple(setting for setting in reduced if setting.rows))
@@ -157,17 +189,24 @@ class Suite:
 
         Rows of an ablation then differ in what they themselves fix, and in what their methods do not have in common.
         """
-        reference = setting.reference_row if setting.kind == "ablation" else None
-        if reference is None or reference.method == row.method:
+        source = setting.source_method(row)
+        if source == row.method:
             return self._params_of(setting, row.method, head)
         accepted = {option.name for option in fields(registry().get(row.method).Params)}
-        ablated = _defining(reference.method, row.method)
-        referred = self._params_of(setting, reference.method, head)
+        ablated = _defining(source, row.method)
+        referred = self._params_of(setting, source, head)
         return {name: value for name, value in referred.items() if name in accepted - ablated}
 
     def _params_of(self, setting: Setting, method: str, head: str) -> dict[str, Any]:
-        key = (method, setting.dataset, str(parse_partition(setting.partition)), head)
-        return {**setting.params.get(method, {}), **self.tuned.get(key, {})}
+        return {**setting.params.get(method, {}), **self.tuned.get(_key(setting, method, head), {})}
+
+    @staticmethod
+    def _tuned_key(entry: Planned) -> tuple[str, str, str, str]:
+        return _key(entry.setting, entry.setting.source_method(entry.row), entry.cell.protocol.head)
+
+
+def _key(setting: Setting, method: str, head: str) -> tuple[str, str, str, str]:
+    return method, setting.dataset, str(parse_partition(setting.partition)), head
 
 
 def _defining(reference: str, method: str) -> set[str]:

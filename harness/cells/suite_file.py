@@ -52,7 +52,7 @@ def load_suite(name: str, weights: str | None = None) -> Suite:
         raw = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"suite {path} is not valid TOML: {error}.") from error
-    return parse_suite(path.stem, raw, weights)
+    return replace(parse_suite(path.stem, raw, weights), file=name if name.endswith(".toml") else "")
 
 
 def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -> Suite:

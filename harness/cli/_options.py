@@ -78,8 +78,8 @@ def make_site(args: Namespace) -> "Site":
     return Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
 
 
-def selected_suite(args: Namespace) -> "Suite":
-    """The suite, reduced to the methods and seeds that were asked for, with tuned values unless they are unwanted."""
+def whole_suite(args: Namespace) -> "Suite":
+    """The suite with tuned values unless they are unwanted, and with seeds that were asked for beyond its own."""
     from fedprompt.harness.cells.suite_file import load_suite
     from fedprompt.harness.tuning.tuned import with_tuned
 
@@ -87,11 +87,23 @@ def selected_suite(args: Namespace) -> "Suite":
     if getattr(args, "workers", 1) < 1:
         raise UserError(f"--workers {args.workers} is out of range; it must be at least 1.")
     suite = load_suite(args.suite, args.weights)
+    asked_seeds = _whole_numbers(args.seeds, "--seeds") if getattr(args, "seeds", None) else ()
+    if not set(suite.seeds).issuperset(asked_seeds):
+        suite = dataclasses.replace(suite, seeds=tuple(dict.fromkeys((*suite.seeds, *asked_seeds))))
+    return suite if getattr(args, "untuned", True) else with_tuned(suite, args.out)
+
+
+def selection(suite: "Suite", args: Namespace) -> "Suite":
+    """Only the methods and seeds that were asked for."""
     if getattr(args, "methods", None):
         suite = suite.only(args.methods.split(","))
     if getattr(args, "seeds", None):
         suite = dataclasses.replace(suite, seeds=_whole_numbers(args.seeds, "--seeds"))
-    return suite if getattr(args, "untuned", True) else with_tuned(suite, args.out)
+    return suite
+
+
+def selected_suite(args: Namespace) -> "Suite":
+    return selection(whole_suite(args), args)
 
 
 def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:

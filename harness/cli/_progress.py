@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,26 +42,35 @@ class CellBars:
 
 
 def run_and_record(
-    cells: "Sequence[Cell]", site: "Site", args: Namespace, suite: str, workers: int = 1, executor: str = "local"
+    cells: "Sequence[Cell]",
+    site: "Site",
+    args: Namespace,
+    restart: Collection[str],
+    suite: str,
+    workers: int = 1,
+    executor: str = "local",
 ) -> "list[CellOutcome]":
-    """The outcomes of all cells. Bad input of a cell that belongs to no suite is left to the caller to report."""
+    """The outcomes of all cells; those with a hash in ``restart`` start over.
+
+    Bad input of a cell that belongs to no suite is left to the caller to report.
+    """
     from fedprompt.harness.cells.session import Observer, finished_cells, run_cells
     from fedprompt.harness.cli._options import tracking_uri
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.tracker import Tracker
 
-    finished = [] if args.restart else finished_cells(cells, site.out)
+    finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in restart]
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
     with progress() as bars:
-        observers: list[Observer] = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite)]
+        observers: list[Observer] = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite, restart)]
         outcomes = run_cells(
             cells,
             site,
             observers,
             workers=workers,
             executor=executor,
-            restart=args.restart,
+            restart=restart,
             report_unstarted=bool(suite),
         )
     for outcome in outcomes:

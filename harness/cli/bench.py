@@ -5,8 +5,12 @@ from typing import TYPE_CHECKING
 
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
+from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedprompt.harness.cells.cell import Cell
     from fedprompt.harness.cli._parser import Commands
 
 EXAMPLES = ("bench smoke", "bench embedded --workers 2", "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0")
@@ -22,16 +26,33 @@ def add(commands: "Commands") -> None:
     options.add_site(parser)
     options.add_tracking(parser)
     parser.add_argument("--restart", action="store_true", help="start every cell of the suite over")
+    parser.add_argument(
+        "--restart-cell", action="append", default=[], metavar="CELL", help="start one cell over, by its folder's name"
+    )
 
 
 def bench(args: Namespace) -> int:
-    """1 if a cell failed."""
+    """1 if a cell failed. The report is of the whole suite, whichever cells were asked for."""
     from rich.console import Console
 
     from fedprompt.harness.cli._progress import run_and_record
     from fedprompt.harness.report import write_report
 
-    suite = options.selected_suite(args)
-    outcomes = run_and_record(suite.cells(), options.make_site(args), args, suite.name, args.workers, args.executor)
+    suite = options.whole_suite(args)
+    cells = options.selection(suite, args).cells()
+    restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
+    outcomes = run_and_record(cells, options.make_site(args), args, restart, suite.name, args.workers, args.executor)
     write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
+def _named(names: "Sequence[str]", cells: "Sequence[Cell]", suite: str) -> set[str]:
+    """The hashes of the cells that ``names`` begin."""
+    hashes = {cell.hash for cell in cells}
+    for name in names:
+        if not any(hash_.startswith(name) for hash_ in hashes):
+            raise UserError(
+                f"--restart-cell {name!r} is no cell of suite {suite!r}; cells are named by their folders in "
+                "`runs` of the results folder, and listed in cells.csv of the report."
+            )
+    return {hash_ for hash_ in hashes if hash_.startswith(tuple(names))}

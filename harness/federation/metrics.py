@@ -5,6 +5,7 @@ Order matters: the minimum over clients is taken inside a round, then the mean o
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import pandas as pd
 
@@ -15,8 +16,12 @@ FINETUNED = "global_then_ft"
 COUNTS = ("correct", "total")
 
 
+RECORD_COLUMNS = tuple(Record.__dataclass_fields__)
+record_row = attrgetter(*RECORD_COLUMNS)
+
+
 def records_frame(records: Iterable[Record]) -> pd.DataFrame:
-    return pd.DataFrame(list(records), columns=list(Record.__dataclass_fields__))
+    return pd.DataFrame(map(record_row, records), columns=list(RECORD_COLUMNS))
 
 
 def with_accuracy(frame: pd.DataFrame) -> pd.DataFrame:

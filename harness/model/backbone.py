@@ -3,6 +3,9 @@
 An *edit* maps (block index, tokens entering that block) to the tokens the block really gets. Row 0 is CLS, prompts
 come directly after it and carry no positional embedding. Shallow, deep and inserted prompts are edits; so is
 whatever a method invents, because it sees the tokens of every block.
+
+A *block pass* takes the place of the blocks themselves: it maps (block index, block, tokens, rows) to the block's first
+output rows. Low-rank updates and adapters, which act inside a block or beside it, are block passes around `block_rows`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
 Edit = Callable[[int, Tensor], Tensor]
+BlockPass = Callable[[int, Any, Tensor, int], Tensor]
 
 
 def insert(tokens: Tensor, prompt: Tensor) -> Tensor:
@@ -86,7 +90,14 @@ class FrozenViT(nn.Module):
         tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
         return tokens
 
-    def forward(self, images: Tensor, edit: Edit | None = None, rows: int = 1, stop: int | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        edit: Edit | None = None,
+        rows: int = 1,
+        stop: int | None = None,
+        block_pass: BlockPass | None = None,
+    ) -> Tensor:
         """Normalised output rows 0..rows-1 after block ``stop`` (all blocks by default), (n, rows, d).
 
         The last block is computed for those rows only: the other outputs would be thrown away.
@@ -97,13 +108,22 @@ class FrozenViT(nn.Module):
             if edit is not None:
                 tokens = edit(index, tokens)
             block = self.vit.blocks[index]
-            tokens = _block_rows(block, tokens, rows) if index == last else block(tokens)
+            if block_pass is not None:
+                tokens = block_pass(index, block, tokens, rows if index == last else tokens.shape[1])
+            else:
+                tokens = block_rows(block, tokens, rows) if index == last else block(tokens)
         normed: Tensor = self.vit.norm(tokens[:, :rows])
         return normed
 
-    def cls(self, images: Tensor, edit: Edit | None = None, stop: int | None = None) -> Tensor:
+    def cls(
+        self,
+        images: Tensor,
+        edit: Edit | None = None,
+        stop: int | None = None,
+        block_pass: BlockPass | None = None,
+    ) -> Tensor:
         """The image feature of every method: LNf of the CLS row, (n, d)."""
-        return self.forward(images, edit, stop=stop)[:, 0]
+        return self.forward(images, edit, stop=stop, block_pass=block_pass)[:, 0]
 
     @torch.no_grad()
     def layer_inputs(self, images: Tensor, depth: int | None = None) -> Tensor:
@@ -114,13 +134,22 @@ class FrozenViT(nn.Module):
         return torch.stack(inputs, dim=1)
 
 
-def _block_rows(block: Any, tokens: Tensor, rows: int) -> Tensor:
-    """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value."""
+def block_rows(
+    block: Any, tokens: Tensor, rows: int, added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+) -> Tensor:
+    """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value.
+
+    ``added`` makes of the normed tokens what is added to queries and values, (n, tokens, d) each.
+    """
     attention, width = block.attn, block.attn.attn_dim
     normed = block.norm1(tokens)
     weight, bias = attention.qkv.weight, attention.qkv.bias
     query = F.linear(normed[:, :rows], weight[:width], None if bias is None else bias[:width])
     key, value = F.linear(normed, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
+
+    if added is not None:
+        to_query, to_value = added(normed)
+        query, value = query + to_query[:, :rows], value + to_value
 
     def heads(x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], attention.num_heads, attention.head_dim).transpose(1, 2)

@@ -15,7 +15,7 @@ from fedprompt.harness.report.accuracies import by_policy
 from fedprompt.harness.report.collect import METRICS, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import Comparisons
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
-from fedprompt.harness.report.tables import moving_notes, result_entry, row_titles, signed, slug
+from fedprompt.harness.report.tables import mark_notes, result_entry, row_titles, signed, slug
 
 NOTES = (
     Note("", "Difference: Average minus the reference's, in points, seed by seed; mean ± sample standard deviation."),
@@ -87,7 +87,7 @@ def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: PairedDiffere
         if setting.reference:
             pairs = {key: paired.get((column, policy, key)) for key in titles if key in by_row}
             columns += _difference_columns(label, titles, setting.reference, pairs, len(suite.seeds))
-    notes = (*NOTES, *moving_notes(columns))
+    notes = (*NOTES, *mark_notes(columns))
     return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)
 
 

@@ -90,7 +90,11 @@ def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
     runs = find_runs(uri, cells.values())
     finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
     places = _places(suite, planned)
-    rows = [_result(key, entry, runs.get(key), out) for key, entry in zip(hashes, planned, strict=True)]
+    untuned = {id(entry) for entry in suite.untuned()}
+    rows = [
+        {**_result(key, entry, runs.get(key), out), "untuned": id(entry) in untuned}
+        for key, entry in zip(hashes, planned, strict=True)
+    ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
     heads = [
         {**place._asdict(), "cell": key, "seed": entry.cell.seed}
@@ -185,6 +189,7 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
                     "seeds": len(finished),
                     "seeds_expected": len(cells),
                     "status": state,
+                    "untuned": first["untuned"],
                     "rounds_counted": finished["rounds_counted"].max(),
                     "bytes_up": finished["floats_up"].mean() * 4,  # one client in one round; floats of four bytes
                     "bytes_down": finished["floats_down"].mean() * 4,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 FAILED = "failed"
+UNTUNED = "‡"  # marks numbers whose rates were not tuned, beside others whose were
 GAP = 2  # characters between two columns of text
 
 

@@ -9,7 +9,7 @@ from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
-from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note, Section
+from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
@@ -26,9 +26,11 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
         lines.append("VALIDATION DATA: accuracies on held-out training data, not on test data.")
     if any(len(hashes) > 1 for hashes in _hashes(results).values()):
         lines.append("PARTITIONS DIFFER between the methods of a setting and seed; see Provenance.")
+    if suite.untuned():
+        lines.append(untuned_note(suite))
     done, cells = finished["cell"].nunique(), results["cell"].nunique()
     if done < cells:
-        todo = f"complete them with: fedprompt bench {suite.name}"
+        todo = f"complete them with: fedprompt bench {suite.argument}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
     reasons = [
         f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
@@ -36,6 +38,14 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     ]
     more = [f"... and {len(reasons) - LISTED} more failed; see cells.csv."] if len(reasons) > LISTED else []
     return lines + reasons[:LISTED] + more
+
+
+def untuned_note(suite: Suite) -> str:
+    """Which rows have rates that nobody tuned while others have tuned ones, and what to do about it."""
+    entries = suite.untuned()
+    titles = ", ".join(dict.fromkeys(entry.row.title for entry in entries))
+    command = suite.tune_command({entry.setting.source_method(entry.row) for entry in entries})
+    return f"UNTUNED ({UNTUNED}): {titles}, while other rows have tuned rates; tune them with: {command}"
 
 
 def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
 from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
 from fedprompt.harness.report.method_differences import MethodDifference, joined, method_differences, unprinted
-from fedprompt.harness.report.tables import result_entry, row_titles, signed, slug
+from fedprompt.harness.report.tables import mark_notes, result_entry, row_titles, signed, slug
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"
@@ -139,7 +139,7 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
         tuple(columns),
         caution=_caution(changes, *_method_texts(suite, printed)),
         aside=bool(changes),
-        notes=tuple(Note(letter, text) for text, letter in letters.items()),
+        notes=(*(Note(letter, text) for text, letter in letters.items()), *mark_notes(columns)),
     )
 
 

@@ -11,7 +11,7 @@ from fedprompt.harness.core.text import bytes_text
 from fedprompt.harness.federation.convergence import ERRORS, THRESHOLD
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, DECILES
-from fedprompt.harness.report.document import FAILED, MISSING, Column, Entry, Grid, Note
+from fedprompt.harness.report.document import FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
 from fedprompt.harness.report.inference import LEVEL
 
 BLANK = Entry("")
@@ -63,7 +63,7 @@ def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[G
     columns = [column for group in groups for column in _means(group, list(titles), metrics)]
     if kind == "heterogeneity":
         columns.append(_sent(part, list(titles)))
-    notes = (*_gain_notes(columns), *moving_notes(columns))
+    notes = (*_gain_notes(columns), *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
     others = [metric for metric in OF_KIND[kind] if metric not in metrics]
@@ -96,12 +96,14 @@ def _gain_notes(columns: Sequence[Column]) -> Iterator[Note]:
         yield Note(DIFFERENT, "Differs from no prompt at 5 %, adjusted for all comparisons below one heading.")
 
 
-def moving_notes(columns: Sequence[Column]) -> Iterator[Note]:
-    """What the arrows mean, where there are any."""
+def mark_notes(columns: Sequence[Column]) -> Iterator[Note]:
+    """What the signs beside accuracies mean, where there are any."""
     marks = "".join(entry.marks for column in columns for entry in column.entries)
     used = "".join(arrow for arrow in (RISING, FALLING) if arrow in marks)
     if used:
         yield Note(used, MOVING)
+    if UNTUNED in marks:
+        yield Note(UNTUNED, "Rates that were not tuned, while other rows have tuned ones.")
 
 
 def _spread(group: Group, keys: Sequence[str], main: str, others: Sequence[str]) -> Iterator[Column]:
@@ -134,7 +136,7 @@ def vsweep(title: str, part: pd.DataFrame) -> Grid:
         Column("", METRICS[str(metric)], _entries(numbers.set_index(place), keys))
         for metric, numbers in part.groupby("metric", sort=False)
     ]
-    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(moving_notes(columns)))
+    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(mark_notes(columns)))
 
 
 def row_titles(part: pd.DataFrame) -> dict[str, str]:
@@ -156,10 +158,11 @@ def result_entry(number: pd.Series) -> Entry:
     without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
     is_moving = number["moving"] >= MOVING_SHARE and number["metric"] != "worst_local"  # the rule is about Average
-    arrow = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
+    marks = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
+    marks += UNTUNED if number["untuned"] else ""
     if number["seeds"] < number["seeds_expected"]:
-        return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below, marks=arrow)
-    return Entry(text, below, bold=bool(number["leads"]), marks=arrow)
+        return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below, marks=marks)
+    return Entry(text, below, bold=bool(number["leads"]), marks=marks)
 
 
 def mean_and_spread(mean: float, std: float) -> str:

@@ -7,14 +7,14 @@ over rounds, the others are what the tables print. Only the parent process recor
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import is_done
+from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.tracking.contents import (
     ARTIFACTS,
     FinishedRun,
@@ -59,8 +59,9 @@ class _Live:
 class Tracker:
     """Records the cells of one command. A store that does not answer costs a warning, never the run."""
 
-    def __init__(self, uri: str, out: Path, suite: str = "") -> None:
-        self.uri, self.out, self.suite = uri, out, suite
+    def __init__(self, uri: str, out: Path, suite: str = "", restarted: Collection[str] = ()) -> None:
+        """``restarted`` has the hashes of cells whose earlier results are unwanted, also if they fail now."""
+        self.uri, self.out, self.suite, self._restarted = uri, out, suite, restarted
         self._client: MlflowClient | None = None
         self._experiments: dict[str, Experiment] = {}
         self._live: dict[str, _Live] = {}
@@ -88,10 +89,14 @@ class Tracker:
 
     def failed(self, cell: Cell, reason: str) -> None:
         """Record that ``cell`` stopped with an error, unless an earlier run of it is finished."""
+        discarded = cell.hash in self._restarted and not is_done(run_folder(self.out, cell))
 
         def send() -> bool:
             live = self._live.pop(cell.hash, _Live())
             run = self._send(cell, live)
+            if discarded and _is_finished(run):
+                self._store.delete_run(run.info.run_id)
+                run = self._create(cell, live.started, [self.suite] if self.suite else [])
             if not _is_finished(run):
                 self._store.set_tag(run.info.run_id, "failure", reason[:1000])
                 self._store.set_terminated(run.info.run_id, "FAILED")

@@ -20,6 +20,7 @@ from fedprompt.harness.tuning.propose import edge_rates, open_axes
 from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, searches
 from fedprompt.methods import registry
 
+ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FORMAT = 2  # files of other formats are not used
 HEADER = (
     "# Written by `fedprompt tune`: chosen on held-out training data, never on test data. `fedprompt bench` uses it.\n"
@@ -155,15 +156,30 @@ def load_tuned(path: Path) -> dict[Key, Mapping[str, Any]]:
     return {entry.key: entry.params for entry in read_tuned(path)}
 
 
+def shipped_folder() -> Path:
+    """The values that come with the package."""
+    checkout = ROOT / "results" / "tuned"
+    return checkout if checkout.is_dir() else ROOT / "tuned"
+
+
+def _files(suite: Suite, out: Path) -> list[Path]:
+    """Tuned files, those of ``out`` before those of the package, and in each folder the suite's own first."""
+    own, shipped = tuned_path(suite, out).parent, shipped_folder()
+    folders = [own] if own.resolve() == shipped.resolve() else [own, shipped]
+    return [
+        file
+        for folder in folders
+        for file in sorted(folder.glob("*.toml"), key=lambda file: (file.stem != suite.name, file.name))
+    ]
+
+
 def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     """What the suite uses: its own file's values, and those of other suites that searched the same.
 
-    So values of `paper` serve the suites that it includes, and the other way round. A study that is out of date counts
-    only if it is of this suite, and if there is no other.
+    So values of `paper` serve the suites that it includes, and the other way round. Files of ``out`` come before those
+    of the package. A study that is out of date counts only if it is of this suite, and if there is no other.
     """
-    path = tuned_path(suite, out)
-    files = sorted(path.parent.glob("*.toml"), key=lambda file: (file != path, file.name))
-    choices = [Choice(entry, file) for file in files for entry in read_tuned(file)]
+    choices = [Choice(entry, file) for file in _files(suite, out) for entry in read_tuned(file)]
     if not choices:
         return []
     setups = {search.key: search.setup for search in searches(suite)}
@@ -172,7 +188,7 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
         if setups.get(choice.entry.key) == choice.entry.setup:
             by_key.setdefault(choice.entry.key, choice)
     for choice in choices:
-        if choice.path == path:
+        if choice.path.stem == suite.name:
             by_key.setdefault(choice.entry.key, choice)
     keys = dict.fromkeys(cell_key(cell) for cell in suite.cells())
     return [by_key[key] for key in keys if key in by_key]
@@ -182,7 +198,7 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
     """The suite with the values that `fedprompt tune` selected for it, if there are any; says so on stderr."""
     choices, path = tuned_choices(suite, out), tuned_path(suite, out)
     if path.is_file() and not read_tuned(path):
-        _tell(f"warning: {path} was written by another version and is not used; run `fedprompt tune {suite.name}`")
+        _tell(f"warning: {path} was written by another version and is not used; run `fedprompt tune {suite.argument}`")
     for entry, file in choices:
         shared_seeds = set(suite.seeds) & set(entry.seeds)
         if shared_seeds:
@@ -194,9 +210,19 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
     if choices:
         cells = suite.cells()
         count = sum(cell_key(cell) in tuned for cell in cells)
-        files = ", ".join(dict.fromkeys(str(file) for _, file in choices))
+        files = ", ".join(dict.fromkeys(_named(file, out) for _, file in choices))
         _tell(f"{count} of {len(cells)} cells use tuned values from {files} (--untuned: none)")
-    return replace(suite, tuned=tuned) if tuned else suite
+    suite = replace(suite, tuned=tuned) if tuned else suite
+    untuned = suite.untuned()
+    if untuned:
+        names = {entry.setting.source_method(entry.row) for entry in untuned}
+        _tell(f"warning: {', '.join(sorted(names))}: not tuned, while others are; {suite.tune_command(names)}")
+    return suite
+
+
+def _named(file: Path, out: Path) -> str:
+    """The file as messages name it."""
+    return str(file) if file.parent == out / "tuned" else f"the package ({file.name})"
 
 
 def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
@@ -207,8 +233,8 @@ def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
     if outdated:
         _tell(
             f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
-            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.name}` again, or "
-            "pass --untuned"
+            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
+            "or pass --untuned"
         )
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.folder import Checkpoint, finish, open_folder, run_folder
+from fedprompt.harness.cells.folder import finish, open_folder, run_folder
+from fedprompt.harness.cells.journal import RECORDS, ROUNDS, record_rows, round_rows
 from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.metrics import records_frame, summarise
-from fedprompt.harness.federation.rounds import FederationState, RoundLog
+from fedprompt.harness.federation.rounds import RoundLog
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.tracking.store import connect
 
@@ -50,7 +51,9 @@ def done_folder(
         "environment": {"torch": "2"},
     }
     with open_folder(folder, cell):
-        finish(folder, cell, Checkpoint(FederationState(len(table), {}), records, logs), summary, "0123456789abcdef")
+        (folder / RECORDS).write_bytes(record_rows(records, cell.seed, "0123456789abcdef", header=True))
+        (folder / ROUNDS).write_bytes(round_rows(logs))
+        finish(folder, summary)
     return folder
 
 

@@ -39,6 +39,7 @@ SPECIAL = {
     "–": "--",
     "…": r"\dots{}",
     "†": r"\dag{}",
+    "‡": r"\ddag{}",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
 }

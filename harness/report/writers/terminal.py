@@ -13,14 +13,16 @@ def show(document: Document, console: Console) -> None:
 
     Folded sections and tables that cannot be compared are left to the files.
     """
-    for section in document.sections:
-        if section.folded:
-            continue
+    sections = [section for section in document.sections if not section.folded]
+    grids = [grid for section in sections for grid in section.grids if not grid.aside]
+    below_tables = tuple(note.text for grid in grids for note in grid.notes)
+    for section in sections:
         for grid in section.grids:
             if not grid.aside:
                 _print(grid, console)
         for line in section.text:
-            console.print(Text(line, style="dim"))
+            if not line.endswith(below_tables):  # a summary of sentences that stand below their tables
+                console.print(Text(line, style="dim"))
     for name, value in document.facts:
         console.print(Text(f"{name}: {value}", style="dim"))
     for line in document.alerts:

@@ -54,6 +54,18 @@ def test_restart_runs_finished_cells(toy_cell: Cell, tmp_path: Path) -> None:
     assert len(notes.told) == 5
 
 
+def test_one_cell_starts_over_by_its_hash(toy_cell: Cell, tmp_path: Path) -> None:
+    other = dataclasses.replace(toy_cell, seed=1)
+    run_cells([toy_cell, other], Site(tmp_path))
+    notes = Notes()
+    run_cells([toy_cell, other], Site(tmp_path), [notes], restart={other.hash})
+    assert notes.told == [
+        (toy_cell.hash, "finished"),
+        *((other.hash, r) for r in (1, 2, 3, 4)),
+        (other.hash, "finished"),
+    ]
+
+
 @pytest.mark.parametrize(("report_unstarted", "told"), [(True, 1), (False, 0)])
 def test_bad_input_fails_alone_and_is_told_if_wanted(
     toy_cell: Cell, tmp_path: Path, report_unstarted: bool, told: int

@@ -8,8 +8,8 @@ import pytest
 
 from fedprompt.harness.cells import suite as suite_module
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.suite import KINDS
-from fedprompt.harness.cells.suite_file import load_suite, parse_suite, suite_names
+from fedprompt.harness.cells.suite import KINDS, Suite
+from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import registry
 
@@ -232,6 +232,34 @@ def test_only_keeps_rows_by_method_or_variant() -> None:
     assert [row.key for row in suite.only(["fedvpt"]).rows] == ["fedvpt", "long"]
     with pytest.raises(UserError, match=r"'fedvtp'.*'fedvpt'"):
         suite.only(["fedvtp"])
+
+
+def test_a_selection_runs_the_same_cells_as_the_whole_suite() -> None:
+    suite = load_suite("embedded")
+    suite = dataclasses.replace(suite, tuned={key: {"lr": 0.7} for key in _keys(suite, "pfedbayespt")})
+    chosen = {cell.hash for cell in suite.only(["pfedbayespt-g", "full-without-mixture"]).cells()}
+    assert chosen
+    assert chosen <= {cell.hash for cell in suite.cells()}
+
+
+def _keys(suite: Suite, method: str) -> list[tuple[str, str, str, str]]:
+    cells = [cell for cell in suite.cells() if cell.method == method]
+    return [(cell.method, cell.dataset, cell.partition, cell.protocol.head) for cell in cells]
+
+
+def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:
+    suite = load_suite("embedded").only(["pfedbayespt", "fedvpt", "pfedbayespt-g"])
+    assert suite.untuned() == []
+    tuned = {key: {"lr": 0.7} for method in ("pfedbayespt", "fedvpt") for key in _keys(suite, method)}
+    places = {(entry.setting.kind, entry.row.key) for entry in dataclasses.replace(suite, tuned=tuned).untuned()}
+    assert places == {("heterogeneity", "pfedbayespt-g"), ("unseen", "pfedbayespt-g")}
+
+
+def test_the_command_that_tunes_names_the_suite_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text((FOLDER / "smoke.toml").read_text())
+    own = load_suite(str(tmp_path / "mine.toml"))
+    assert own.tune_command(["fedvpt", "sgpt"]) == f"fedprompt tune {tmp_path}/mine.toml --methods fedvpt,sgpt"
+    assert load_suite("smoke").tune_command(["sgpt"]) == "fedprompt tune smoke --methods sgpt"
 
 
 def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:

@@ -204,6 +204,9 @@ def test_bench_expands_its_suite_once_and_reports(
     assert "8 of 8 cells" not in capsys.readouterr().err
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
     assert "8 of 8 cells are finished already" in capsys.readouterr().err
+    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1", "--methods", "fedvpt"]) == 0
+    assert "4 of 4 cells are finished already" in capsys.readouterr().err
+    assert "| No prompt |" in (tmp_path / "report" / "mini" / "report.md").read_text()  # still the whole suite's
 
 
 def test_a_failed_cell_is_named_and_the_exit_code_is_one(

@@ -12,7 +12,7 @@ from fedprompt.harness.report.tables import MOVING, result_entry, results, signe
 
 def number(**change: object) -> pd.Series:
     values = {"status": "finished", "mean": 61.234, "std": 0.5, "mean_exclude": 61.234, "std_exclude": 0.5}
-    status = {"metric": "average", "moving": 0.0, "drift": 0.0, "leads": False}
+    status = {"metric": "average", "moving": 0.0, "drift": 0.0, "leads": False, "untuned": False}
     return pd.Series({**values, **status, "seeds": 3, "seeds_expected": 3, **change})
 
 
@@ -27,6 +27,7 @@ def number(**change: object) -> pd.Series:
         ({"seeds": 2, "leads": True}, Entry("61.23±0.50 (2/3)")),  # never bold
         ({"moving": 0.5, "drift": 1.2}, Entry("61.23±0.50", marks="↑")),
         ({"moving": 1.0, "drift": -1.2}, Entry("61.23±0.50", marks="↓")),
+        ({"moving": 1.0, "drift": 1.2, "untuned": True}, Entry("61.23±0.50", marks="↑‡")),
         ({"moving": 0.4, "drift": 1.2}, Entry("61.23±0.50")),  # in fewer than half of the seeds
         ({"moving": 1.0, "drift": 1.2, "metric": "worst_local"}, Entry("61.23±0.50")),
         ({"status": "failed"}, Entry("failed")),

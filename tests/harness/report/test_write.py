@@ -39,6 +39,19 @@ def test_report_is_the_same_to_the_byte_without_the_run_folders(tmp_path: Path, 
     assert {"report.md", "report.tex", "index.html", "tables.csv", "cells.csv", "tables/ablation.tex"} <= before.keys()
 
 
+def test_untuned_rows_beside_tuned_ones_are_marked_everywhere(tmp_path: Path, uri: str, no_figures: None) -> None:
+    tuned = {("head-tune", "glyph-domains", "domains:m=1", "global"): {"lr": 0.3}}
+    suite = a_suite(tuned=tuned)
+    run_all(suite, uri, tmp_path)
+    terminal, markdown, table = report(suite, uri, tmp_path, width=300)
+    command = "FedVPT, while other rows have tuned rates; tune them with: fedprompt tune tiny --methods fedvpt"
+    page = (tmp_path / "report" / "tiny" / "index.html").read_text()
+    assert all(command in text for text in (terminal, markdown, page))
+    assert row_of(markdown, "FedVPT")[1].endswith("‡</sup>")
+    assert not row_of(markdown, "No prompt")[1].endswith("‡</sup>")
+    assert table.groupby("row")["untuned"].all().to_dict() == {"fedvpt": True, "head-tune": False}
+
+
 def test_pictures_of_an_earlier_report_go(tmp_path: Path, uri: str, no_figures: None) -> None:
     old = tmp_path / "report" / "tiny" / "figures" / "old.png"
     old.parent.mkdir(parents=True)

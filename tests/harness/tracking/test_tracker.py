@@ -286,6 +286,19 @@ def test_failure_after_success_is_not_recorded(tmp_path: Path, uri: str) -> None
     assert [run.info.status for run in runs(uri)] == ["FINISHED"]
 
 
+def test_a_cell_that_fails_when_started_over_loses_its_old_results(tmp_path: Path, uri: str) -> None:
+    cell = a_cell()
+    folder = done_folder(tmp_path, cell)
+    Tracker(uri, tmp_path).finish(folder)
+    tracker = Tracker(uri, tmp_path, restarted={cell.hash})
+    tracker.failed(cell, "the data are missing")  # before anything was begun: the folder is still finished
+    assert [run.info.status for run in runs(uri)] == ["FINISHED"]
+    (folder / "done").unlink()
+    tracker.failed(cell, "its process died")
+    (run,) = runs(uri)
+    assert (run.info.status, run.data.tags["failure"]) == ("FAILED", "its process died")
+
+
 def test_server_away_warns_once_and_sync_records_later(
     tmp_path: Path, uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

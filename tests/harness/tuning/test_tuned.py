@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli import main
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.tuning import tuned as tuned_module
 from fedprompt.harness.tuning.search import KEY_NAMES, searches
 from fedprompt.harness.tuning.tuned import (
     Tuned,
     load_tuned,
     read_tuned,
+    shipped_folder,
+    tuned_choices,
     tuned_path,
     tuning_notes,
     with_tuned,
@@ -175,6 +179,58 @@ def test_a_file_of_another_format_is_not_used(tmp_path: Path, capsys: pytest.Cap
     path.write_text(path.read_text().replace("format = 2", ""))
     assert with_tuned(a_suite(), tmp_path).tuned == {}
     assert capsys.readouterr().err.startswith(f"warning: {path} was written by another version and is not used")
+
+
+# -- values of the package ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package that has values for the suite."""
+    monkeypatch.setattr(tuned_module, "ROOT", tmp_path / "site-packages")
+    write(a_suite(), tmp_path / "site-packages")
+    return tmp_path / "site-packages" / "tuned"
+
+
+def test_values_of_the_package_serve_any_folder(
+    shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert with_tuned(a_suite(), tmp_path / "elsewhere").cells()[0].params["lr"] == 0.3
+    assert capsys.readouterr().err.startswith("2 of 2 cells use tuned values from the package (mini.toml)")
+
+
+def test_the_users_own_values_come_before_those_of_the_package(
+    shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(a_suite(), tmp_path / "out", params={"lr": 0.03})
+    assert with_tuned(a_suite(), tmp_path / "out").cells()[0].params["lr"] == 0.03
+    assert capsys.readouterr().err.startswith(f"2 of 2 cells use tuned values from {tmp_path}/out/tuned/mini.toml (")
+
+
+def test_a_checkout_reads_its_own_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuned_module, "ROOT", tmp_path)
+    write(a_suite(), tmp_path / "results")
+    assert len(tuned_choices(a_suite(), tmp_path / "results")) == 1
+    with_tuned(a_suite(), tmp_path / "results")
+    assert f"from {tmp_path}/results/tuned/mini.toml (" in capsys.readouterr().err
+
+
+def test_what_is_not_tuned_beside_others_is_told_with_the_command(
+    shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_tuned(a_suite(methods=["fedvpt", "sgpt"]), tmp_path)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "warning: sgpt: not tuned, while others are; fedprompt tune mini --methods sgpt"
+    )
+
+
+def test_tuned_files_are_part_of_the_package() -> None:
+    project = tomllib.loads((RESULTS.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert project["package-dir"]["fedprompt.tuned"] == "results/tuned"
+    assert "*.toml" in project["package-data"]["fedprompt.tuned"]
+    assert shipped_folder() == RESULTS / "tuned"
 
 
 def test_a_variant_keeps_what_it_fixes_itself(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from support.report_suites import a_document
 
-from fedprompt.harness.report.document import Column, Document, Entry, Grid, Section
+from fedprompt.harness.report.document import Column, Document, Entry, Grid, Note, Section
 from fedprompt.harness.report.writers.terminal import show
 
 
@@ -35,6 +36,15 @@ def test_a_wide_table_is_continued_and_fits_a_hundred_columns() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert (text.count("65.00±7.07"), text.count("[66.00±7.07]")) == (12, 12)
     assert text.count("Feature shift (continued)") == 1
+
+
+def test_a_sentence_below_its_table_is_not_repeated_in_the_summary() -> None:
+    document = a_table(Entry("70.00"))
+    grid = dataclasses.replace(document.sections[0].grids[0], notes=(Note("", "FedVPT gains."),))
+    summary = Section("What the tables say", ("Feature shift, m=1: FedVPT gains.", "Too few settings for ranks."))
+    text = printed(dataclasses.replace(document, sections=(summary, Section("Shift", grids=(grid,)))))
+    assert text.count("FedVPT gains.") == 1
+    assert text.count("Too few settings for ranks.") == 1
 
 
 def test_what_cannot_be_compared_and_what_is_for_checking_is_left_to_the_files(tmp_path: Path) -> None:
