@@ -10,7 +10,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), methods, policies,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
-                         published = "DomainNet" (whose printed values are shown beside), reference (of an ablation),
+                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside: the ViT paper's,
+                         or those of the CLIP paper), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
 """
@@ -42,14 +43,20 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def suite_path(name: str) -> Path:
+    """The file of a suite that comes with the package, by name, or of any other by its path."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    return path
+
+
 def load_suite(name: str, weights: str | None = None) -> Suite:
     """A suite that comes with the package, by name, or any other by the path of its file.
 
     ``weights`` (a file, `hub` or `random`) replaces what the suite says.
     """
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file():
-        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    path = suite_path(name)
     try:
         raw = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
