@@ -37,6 +37,7 @@ from fedprompt.harness.conformance.server import (
     zero_epochs,
 )
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.conformance.vocabulary import class_list
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.methods import Method
@@ -95,6 +96,7 @@ PROPERTIES = tuple(
         gradient_matches_the_loss,
         loss_falls,
         never_seen_client,
+        class_list,
     )
 )
 
@@ -103,7 +105,7 @@ def check_property(property_: Property, method: type[Method], params: Params = N
     """Whatever the method raises is a failure of the property, told in one line with its type."""
     start = time.perf_counter()
     reason = _failure(property_, method, params)
-    if property_.both_heads and not reason:
+    if property_.both_heads and not reason and head_owner(method.paper_policy) != "none":
         other = "global" if head_owner(method.paper_policy) == "local" else "local"
         reason = _failure(property_, type(method.__name__, (method,), {"paper_policy": other}), params)
         reason = reason and f"with a {other} head: {reason}"
