@@ -7,8 +7,11 @@ import torch
 
 from fedprompt.harness.cells.cell import make_cell
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.clip_resnet import FrozenResNetCLIP
 from fedprompt.harness.model.weights import BackboneSpec, backbone_spec, load_backbone, offered
+from fedprompt.methods import Task, registry
 
 open_clip = pytest.importorskip("open_clip")
 
@@ -76,3 +79,15 @@ def test_methods_with_prompts_in_the_image_tower_are_refused_by_name() -> None:
 def test_an_image_size_that_leaves_parts_of_places_is_refused() -> None:
     with pytest.raises(UserError, match="not a multiple of the patch size 32"):
         backbone_spec("clip:RN50-quickgelu", "random", 100)
+
+
+@pytest.mark.parametrize("name", ["promptfl", "fedotp"])
+def test_text_methods_train_on_it(name: str) -> None:
+    clip, cls = rebuilt(tiny_resnet()), registry().get(name)
+    method = cls(build(cls.Params, {"length": 2}, name), clip, Task(("cat", "great white shark"), torch.ones(1, 2)))
+    theta = {**method.init_server(torch.Generator()), **method.init_personal(torch.Generator(), 0)}
+    theta = {key: tensor[None].requires_grad_() for key, tensor in theta.items()}
+    batch = Batch((0,), torch.tensor([[0, 1, 0]]), (3,), IMAGES, clip.cls(IMAGES)[None], (torch.Generator(),))
+    method.loss(theta, batch).sum().backward()  # type: ignore[no-untyped-call]
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in theta.values())
+    assert method.predict(theta, batch).shape == (1, 3, 2)
