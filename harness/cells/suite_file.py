@@ -9,7 +9,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
-                         (one list per placeholder), methods, policies, control,
+                         (one list per placeholder), label (of the column; default: the placeholders' values),
+                         methods, policies, control,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
                          published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside, those of
                          the ViT paper or of the CLIP paper), reference (of an ablation),
@@ -36,7 +37,7 @@ FOLDER = Path(__file__).parent / "suites"
 KEYS = {"title", "methods", "seeds", "backbone", "weights", "image_size", "protocol", "params", "settings"}
 KEYS |= {"variants", "tune", "include", "policies", "control"}
 SETTING_KEYS = {"table", "dataset", "partition", "protocol", "params", "kind", "methods", "published", "reference"}
-SETTING_KEYS |= {"policies", "control"}
+SETTING_KEYS |= {"policies", "control", "label"}
 VARIANT_KEYS = {"method", "title", "params"}
 
 
@@ -122,12 +123,13 @@ def _expand(
     levels = (raw.get("params", {}), entry.get("params", {}))
     params = {name: _params(name, levels, where) for name in registry().names()}
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
+    named = [entry["label"]] if "label" in entry else []
     for values in itertools.product(*(entry[hole] for hole in holes)):
         filling = dict(zip(holes, values, strict=True))
         _check_held_out(kind, text.format(**filling), where)
         yield Setting(
             table=entry["table"],
-            label=", ".join(f"{key}={value}" for key, value in filling.items()) or text,
+            label=", ".join([*named, *(f"{key}={value}" for key, value in filling.items())]) or text,
             dataset=entry["dataset"],
             partition=text.format(**filling),
             rows=rows,
