@@ -91,7 +91,6 @@ MICRO = BackboneSpec("micro-clip", "random", 16)
 DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "nothing trains": ("zs-clip", DEALT, SHORT),
     "strangers have nothing to fit": ("promptfl", DEALT, SHORT),
     "strangers fit their own context": ("coop", DEALT, SHORT),
     "everybody tunes a copy": ("promptfl-ft", DEALT, SHORT),
@@ -103,7 +102,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", RUNS)
 def test_a_run_computes_what_was_planned(case: str, toy_source: str, tmp_path: Path) -> None:
     method, partition, protocol = RUNS[case]
-    params = {} if method == "zs-clip" else {"length": 4}
+    params = {"length": 4}
     cell = make_cell(method, toy_source, partition, MICRO, 0, params, protocol)
     dataset = run_module._dataset("toy", None, 16)
     (planned,) = tally_cells([cell], {toy_source: dataset})
@@ -111,5 +110,10 @@ def test_a_run_computes_what_was_planned(case: str, toy_source: str, tmp_path: P
         run_cell(cell, Site(out=tmp_path))
     shapes = meta_method(cell.method, meta_backbone("micro-clip", 16), classes_of(cell, dataset), 4, "none", **params)
     priced = cost(shapes, 1, 8, planned.images)
-    # What is left out: the template of the zero-shot control, and padded rows.
     assert flops.flops == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.02)
+
+
+def test_a_zero_shot_control_passes_images_only(toy_source: str) -> None:
+    cell = make_cell("zs-clip", toy_source, DEALT, MICRO, 0, {}, SHORT)
+    (planned,) = tally_cells([cell], {toy_source: run_module._dataset("toy", None, 16)})
+    assert set(planned.images) == {"evaluate", "features"}
