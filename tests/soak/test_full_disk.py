@@ -1,4 +1,4 @@
-"""A disk that fills up while cells write: one line, nothing wrong left behind, and the run goes on once there is room."""
+"""A disk that fills up while a cell writes: one line, and the run goes on once there is room."""
 
 import dataclasses
 import random

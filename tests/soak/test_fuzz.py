@@ -119,18 +119,29 @@ def test_suites_of_any_bytes(content: bytes) -> None:
 NUMBERS = st.sampled_from(
     ["0", "1", "2", "3", "-1", "0.5", "1e12", "1e-9", "nan", "inf", "", "x", "999999999999", "half"]
 )
-OPTION = st.tuples(
-    st.sampled_from(["m", "s", "alpha", "clients", "shots", "test_shots", "unseen", "min_size", "rule", "q"]), NUMBERS
-)
-KINDS = st.sampled_from(["domains", "classes", "dirichlet", "domain-dirichlet", "disjoint", "", "Domains"])
-PARTITIONS = st.builds(
-    lambda kind, options: f"{kind}:{','.join(f'{key}={value}' for key, value in options)}",
-    KINDS,
-    st.lists(OPTION, max_size=4),
-)
+OPTIONS = {  # of each kind, with values that toy data allow
+    "domains": {"m": ["1"], "clients": ["1", "2", "4"]},
+    "classes": {"s": ["1", "2", "4"], "clients": ["2", "3", "4"]},
+    "dirichlet": {"alpha": ["0.5", "1", "100"], "clients": ["1", "2", "3"], "min_size": ["1", "2"]},
+    "domain-dirichlet": {"alpha": ["1", "100"], "clients": ["1", "2"], "min_size": ["1"]},
+    "disjoint": {"clients": ["1", "2", "4"], "rule": ["public"]},
+}
+ANY_KIND = {"shots": ["1", "3"], "test_shots": ["1", "2"], "unseen": ["none", "half"]}
 
 
-@given(PARTITIONS | st.text(max_size=30), st.integers(0, 3))
+@st.composite
+def partitions(draw: st.DrawFn) -> str:
+    """Mostly what is allowed, with one wrong name or value at times."""
+    kind = draw(st.sampled_from([*OPTIONS]))
+    given_options = {name: draw(st.sampled_from(values)) for name, values in OPTIONS[kind].items()}
+    for name in draw(st.lists(st.sampled_from([*ANY_KIND]), max_size=2)):
+        given_options[name] = draw(st.sampled_from(ANY_KIND[name]))
+    if draw(st.booleans()):
+        given_options[draw(st.sampled_from([*given_options, "q", "m", ""]))] = draw(NUMBERS)
+    return f"{kind}:{','.join(f'{name}={value}' for name, value in given_options.items())}"
+
+
+@given(partitions() | st.text(max_size=30), st.integers(0, 3))
 def test_partitions(text: str, seed: int) -> None:
     def deal() -> None:
         partition = make_partition(parse_partition(text), toy_dataset(), seed)
@@ -141,19 +152,20 @@ def test_partitions(text: str, seed: int) -> None:
     attempt(deal)
 
 
-SETTINGS = st.builds(
+METHODS = st.sampled_from(["fedvpt", "sgpt", "pfedbayespt", "pfedpg"])
+WORDS = ["true", "False", "local", "global", "paper", "None", "1,2"]
+ALLOWED = st.sampled_from(["rounds=3", "epochs=0", "lr=0.1", "head_lr=1e-3", "stack=2", "participation=0.5", "last=1"])
+PERHAPS = st.builds(
     lambda key, value: f"{key}={value}",
     st.sampled_from([*Protocol.__dataclass_fields__, "lr", "length", "init", "head_lr", "nonsense", ""]),
-    NUMBERS | st.sampled_from(["true", "False", "local", "global", "paper", "None", "1,2"]) | st.text(max_size=8),
+    NUMBERS | st.sampled_from(WORDS) | st.text(max_size=8),
 )
 
 
-@given(
-    st.sampled_from(["fedvpt", "sgpt", "pfedbayespt", "pfedpg"]), st.lists(SETTINGS | st.text(max_size=10), max_size=3)
-)
-def test_values_of_set(method: str, values: list[str]) -> None:
+@given(METHODS, st.lists(ALLOWED, max_size=3), st.lists(PERHAPS | st.text(max_size=10), max_size=2))
+def test_values_of_set(method: str, allowed: list[str], others: list[str]) -> None:
     def make() -> None:
-        params, protocol = split_settings(method, values)
+        params, protocol = split_settings(method, [*allowed, *others])
         make_cell(method, "glyph-domains", "domains:m=1", BackboneSpec("micro-vit", "random", 32), 0, params, protocol)
 
     attempt(make)
@@ -177,6 +189,8 @@ def _a_journal() -> tuple[dict[str, bytes], list[FederationState]]:
 DAMAGE = st.one_of(
     st.tuples(st.just("flip"), st.floats(0, 1), st.integers(1, 255)),
     st.tuples(st.just("cut"), st.floats(0, 1), st.just(0)),
+    st.tuples(st.just("cut"), st.floats(0.6, 1), st.just(0)),
+    st.tuples(st.just("insert"), st.just(1.0), st.binary(min_size=1, max_size=50)),
     st.tuples(st.just("insert"), st.floats(0, 1), st.binary(min_size=1, max_size=50)),
     st.tuples(st.just("remove"), st.floats(0, 1), st.integers(1, 200)),
     st.tuples(st.just("zero"), st.floats(0, 1), st.integers(1, 5000)),
@@ -197,7 +211,7 @@ def damage(content: bytes, kind: str, where: float, what: Any) -> bytes:
     return content[:place] + (bytes(length) if kind == "zero" else b"") + content[place + length :]
 
 
-@given(st.sampled_from([CHECKPOINT, CHECKPOINT, "records.csv", "rounds.csv"]), st.lists(DAMAGE, min_size=1, max_size=3))
+@given(st.sampled_from([CHECKPOINT, CHECKPOINT, "records.csv", "rounds.csv"]), st.lists(DAMAGE, min_size=1, max_size=2))
 def test_bytes_of_checkpoints(name: str, damages: list[tuple[str, float, Any]]) -> None:
     files, states = _a_journal()
     content = files[name]
