@@ -15,6 +15,9 @@ def add(commands: "Commands") -> None:
     options.add_suite(parser)
     parser.add_argument("--weights", help="the weights file the suite was run with, if it was one of yours")
     parser.add_argument("--untuned", action="store_true", help="report the runs without tuned values")
+    parser.add_argument(
+        "--accept-code", action="store_true", help="also show cells that were computed by other code than the present"
+    )
     options.add_out(parser)
     options.add_plugins(parser)
     options.add_tracking(parser)
@@ -25,4 +28,4 @@ def report(args: Namespace) -> None:
 
     from fedprompt.harness.report import write_report
 
-    write_report(options.selected_suite(args), options.tracking_uri(args), args.out, Console())
+    write_report(options.selected_suite(args), options.tracking_uri(args), args.out, Console(), args.accept_code)

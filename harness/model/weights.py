@@ -40,7 +40,7 @@ class BackboneSpec:
 
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
-    if _is_clip(name):
+    if is_clip(name):
         from fedprompt.harness.model.clip_weights import clip_spec
 
         return clip_spec(name, weights, image_size)
@@ -90,7 +90,7 @@ def _file_hash(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 (par
 
 def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenViT:
     """Build ``spec``; ``weights`` is the file it was made from, needed only where that is not the embedded one."""
-    if _is_clip(spec.name):
+    if is_clip(spec.name):
         from fedprompt.harness.model.clip_weights import load_clip
 
         return load_clip(spec, weights, device)
@@ -111,7 +111,7 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
     return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
 
 
-def _is_clip(name: str) -> bool:
+def is_clip(name: str) -> bool:
     return name == "micro-clip" or name.startswith(CLIP_PREFIX)
 
 

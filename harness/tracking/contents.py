@@ -76,6 +76,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
         "backbone": cell.backbone.name,
         "weights": cell.backbone.weights,
         "code": cell.code,
+        "cell_setup": cell.setup,
         "git_commit": git_commit(),
         "mlflow.source.name": "fedprompt",
         "mlflow.source.git.commit": git_commit(),

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from filelock import FileLock
@@ -54,8 +54,14 @@ def experiment_name(dataset: str) -> str:
     return f"fedprompt/{dataset}"
 
 
-def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
-    """The run of each cell that has one, by the cell's hash; a finished one where there are several."""
+class FoundRuns(NamedTuple):
+    """Runs by the hash of their cell."""
+
+    own: "dict[str, Run]"  # a finished one where a cell has several
+    older: "dict[str, Run]"  # of cells without a finished run: the last one that other code has finished
+
+
+def find_runs(uri: str, cells: Iterable[Cell]) -> FoundRuns:
     cells = list(cells)
     database = uri.partition("?")[0].removeprefix("sqlite:///")
     if uri.startswith("sqlite:///") and not Path(database).exists():
@@ -71,9 +77,12 @@ def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
             f"MLflow at {public(uri)} cannot be read ({public(uri, first_line(error))}); check --tracking-uri."
         ) from error
     runs.sort(key=lambda run: (run.info.status == "FINISHED", -run.info.start_time))
-    wanted_hashes = {cell.hash for cell in cells}
     by_hash = {run.data.tags.get("cell_hash", ""): run for run in runs}
-    return {key: run for key, run in by_hash.items() if key in wanted_hashes}
+    own = {cell.hash: by_hash[cell.hash] for cell in cells if cell.hash in by_hash}
+    finished = sorted((run for run in runs if run.info.status == "FINISHED"), key=lambda run: run.info.end_time)
+    by_setup = {run.data.tags.get("cell_setup", ""): run for run in finished}
+    lacking = (cell for cell in cells if cell.hash not in own or own[cell.hash].info.status != "FINISHED")
+    return FoundRuns(own, {cell.hash: by_setup[cell.setup] for cell in lacking if cell.setup in by_setup})
 
 
 def _runs_of(client: "MlflowClient", experiment: "Experiment", condition: str) -> Iterator["Run"]:

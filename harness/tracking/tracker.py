@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
+from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.tracking.contents import (
     ARTIFACTS,
     FinishedRun,
@@ -99,6 +100,7 @@ class Tracker:
                 run = self._create(cell, live.started, [self.suite] if self.suite else [])
             if not _is_finished(run):
                 self._store.set_tag(run.info.run_id, "failure", reason[:1000])
+                self._store.set_tag(run.info.run_id, "ended", failure_state(reason))
                 self._store.set_terminated(run.info.run_id, "FAILED")
             return True
 
@@ -213,8 +215,8 @@ class Tracker:
         for name in ARTIFACTS:
             if (finished.folder / name).exists():
                 self._store.log_artifact(run.info.run_id, str(finished.folder / name))
-        if "failure" in run.data.tags:
-            self._store.delete_tag(run.info.run_id, "failure")
+        for name in {"failure", "ended"} & run.data.tags.keys():
+            self._store.delete_tag(run.info.run_id, name)
         self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
 
     def _label(self, run: "Run", entry: Entry) -> None:

@@ -18,6 +18,7 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.suite import Planned, Setting, Suite
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import is_rate
+from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
@@ -44,7 +45,8 @@ class Result:
 
     @property
     def state(self) -> str:
-        return "failed" if self.value is None else "complete"
+        """`complete`, `diverged` or `failed`."""
+        return failure_state(self.reason) if self.value is None else "complete"
 
 
 def best_result(results: Sequence[Result]) -> Result | None:
