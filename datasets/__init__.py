@@ -1,6 +1,7 @@
 """Data sources, partitions and the prepared store. Importing this loads neither torch nor matplotlib."""
 
 from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._held_out import trained_classes
 from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._partition import Partition, make_partition
 from fedprompt.datasets._plot import heat_map, plot_partition, train_counts
@@ -37,4 +38,5 @@ __all__ = [
     "plot_partition",
     "prepare",
     "train_counts",
+    "trained_classes",
 ]

@@ -31,6 +31,8 @@ DOMAINNET_CLASSES = (
 )
 DOMAINNET_SIZE = 1830  # images of the smallest domain, as the paper gives it
 PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+CALTECH_LEFT_OUT = ("BACKGROUND_Google", "Faces_easy")  # the latter are the pictures of "Faces" again, cropped
+CALTECH_NAMES = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}
 
 
 def split_tree(folder: Path) -> Listing:
@@ -152,9 +154,10 @@ def food101(folder: Path) -> Listing:
 
 
 def caltech101(folder: Path) -> Listing:
-    """``101_ObjectCategories/<class>/*`` without the background class."""
-    entries = [e for e in class_tree(folder / "101_ObjectCategories") if e.class_name != "BACKGROUND_Google"]
-    return split_at_random(gather_listing(entries), "caltech101")
+    """``101_ObjectCategories/<class>/*``: 100 classes in the order of the folders, plural names made singular."""
+    entries = [e for e in class_tree(folder / "101_ObjectCategories") if e.class_name not in CALTECH_LEFT_OUT]
+    listing = split_at_random(gather_listing(entries), "caltech101")
+    return _rename(listing, tuple(CALTECH_NAMES.get(name, name) for name in listing.class_names))
 
 
 def dtd(folder: Path) -> Listing:

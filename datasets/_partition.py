@@ -3,7 +3,8 @@
 import hashlib
 import io
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._held_out import shared_test_sets, training_part
 from fedprompt.datasets._sample import few_shots, held_out
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
@@ -19,6 +21,7 @@ from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.core.rng import numpy_rng
 
 SPLITS = ("train", "test", "val")
+SHARED = ("base", "novel", "target")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +32,26 @@ class Partition:
     test: tuple[np.ndarray, ...]
     val: tuple[np.ndarray, ...]  # empty arrays unless ``val_fraction`` is set
     unseen: tuple[int, ...] = ()  # clients that never take part in training
+    shared: Mapping[str, np.ndarray] = field(default_factory=dict)  # further test rows, by name, for every client
+    base_classes: int = 0  # only so many classes are trained on, the first ones; 0 means all
 
     @property
     def num_clients(self) -> int:
         return len(self.train)
 
+    @property
+    def all_rows(self) -> np.ndarray:
+        """Every row that any client trains or is evaluated on, once."""
+        return np.unique(np.concatenate([*self.train, *self.test, *self.val, *self.shared.values()]))
+
+    def label_space(self, split: str, num_classes: int) -> range:
+        """The labels that compete for an image of ``split``: all that are trained on, or all that are not."""
+        trained = self.base_classes or num_classes
+        return range(trained, num_classes) if split == "novel" else range(trained)
+
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the rows of every split and the unseen clients."""
+        """SHA-256 over the rows of every split, the unseen clients and what is shared."""
         digest = hashlib.sha256()
         for name, array in self._flat().items():
             digest.update(f"{name}{array.shape}".encode() + np.ascontiguousarray(array, "<i8").tobytes())
@@ -59,7 +74,9 @@ class Partition:
                 arrays = {key: file[key] for key in file.files}
             ends = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
             rows = {name: tuple(np.split(arrays[name], ends[name])) for name in SPLITS}
-            partition = cls(**rows, unseen=tuple(int(client) for client in arrays["unseen"]))
+            unseen = tuple(int(client) for client in arrays["unseen"])
+            shared = {name: arrays[name] for name in SHARED if name in arrays}
+            partition = cls(**rows, unseen=unseen, shared=shared, base_classes=int(arrays.get("base_classes", 0)))
             whole = partition.hash == str(arrays["hash"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"partition file {path} cannot be read ({error}); make it again") from error
@@ -73,7 +90,8 @@ class Partition:
             rows: tuple[np.ndarray, ...] = getattr(self, name)
             flat[name] = np.concatenate([*rows, np.empty(0, np.int64)])
             flat[f"{name}_sizes"] = np.array([len(part) for part in rows], np.int64)
-        return flat
+        flat |= self.shared
+        return flat | ({"base_classes": np.array(self.base_classes)} if self.base_classes else {})
 
 
 def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
@@ -81,21 +99,27 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
 
     ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
     to its classes. Within every class, shots and val keep the client's mix of domains up to rounding. The rows of fewer
-    ``shots`` are a subset of the rows of more; the same holds for ``test_shots``.
+    ``shots`` are a subset of the rows of more; the same holds for ``test_shots``, which cut shared test sets as well.
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
-    train, test = spec.split(dataset, seed)
+    part, part_rows = training_part(spec, dataset)
+    train, test = ([part_rows[rows] for rows in split] for split in spec.split(part, seed))
+    shared = shared_test_sets(spec, dataset)
     labels, domains = np.asarray(dataset.labels), np.asarray(dataset.domains)
     if spec.shots:
         train = [few_shots(rows, labels, domains, spec.shots, _rng(seed, "shots", k)) for k, rows in enumerate(train)]
     if spec.test_shots:
         rngs = (_rng(seed, "test shots", k) for k in range(len(test)))
         test = [few_shots(rows, labels, domains, spec.test_shots, rng) for rows, rng in zip(test, rngs, strict=True)]
+        for name, rows in shared.items():
+            rng = numpy_rng(seed, "partition", "test shots", name)
+            shared[name] = few_shots(rows, labels, domains, spec.test_shots, rng)
     _check_sizes(spec, dataset, train, test, least_train=2 if val_fraction else 1)
     val = [held_out(rows, labels, domains, val_fraction, _rng(seed, "val", k)) for k, rows in enumerate(train)]
     train = [np.setdiff1d(rows, val_rows) for rows, val_rows in zip(train, val, strict=True)]
-    return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed))
+    trained_on = 0 if spec.novel == "none" else part.num_classes
+    return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed), shared, trained_on)
 
 
 def _rng(seed: int, what: str, client: int) -> np.random.Generator:

@@ -241,7 +241,7 @@ _LIST = (
     ),
     Source(
         "caltech101",
-        classes=101,
+        classes=100,
         list_files=_layouts.caltech101,
         layout="101_ObjectCategories/",
         markers=("101_ObjectCategories",),

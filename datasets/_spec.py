@@ -33,6 +33,8 @@ class PartitionSpec(ABC):
     shots: int = 0  # train images that a client keeps of each class; 0 keeps all
     test_shots: int = 0  # the same for test images: a cheaper, coarser accuracy
     unseen: Unseen = "none"  # half: a random half never trains; last_half: the later clients never train
+    novel: Literal["none", "half"] = "none"  # half: nobody trains on the later half of the classes
+    target: str = ""  # a domain that nobody trains on
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0), ("test_shots", 0)):
@@ -48,6 +50,8 @@ class PartitionSpec(ABC):
             raise UserError(f"partition {self.kind!r}: alpha={alpha} must be a finite number above 0")
         if self.unseen != "none" and self.clients == 1:
             raise UserError(f"partition {self.kind!r}: unseen={self.unseen} needs at least 2 clients, got clients=1")
+        if self.novel != "none" and self.target:
+            raise UserError(f"partition {self.kind!r}: novel={self.novel} and target={self.target}; use one of them")
 
     def __str__(self) -> str:
         """Required keys, then ``clients``, then whatever differs from its default."""
@@ -233,6 +237,8 @@ def _read_value(text: str, key: str, value: str, annotation: Any) -> int | float
             near = difflib.get_close_matches(value, choices, n=1)
             meant = f" did you mean {near[0]!r}?" if near else ""
             raise UserError(f"partition {text!r}: {key}={value!r};{meant} allowed: {', '.join(choices)}")
+        return value
+    if annotation is str:
         return value
     number = float if annotation is float else int
     try:

@@ -15,7 +15,7 @@ from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.cells.folder import is_done
 from fedprompt.harness.cells.suite import Row
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.metrics import per_client, trained_reading
+from fedprompt.harness.federation.metrics import on_test_set, per_client, trained_reading
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
 from fedprompt.methods import registry
 
@@ -72,7 +72,7 @@ def draw_accuracy(records: pd.DataFrame) -> "Figure":
     from fedprompt.harness.report.figures.curves import band
     from fedprompt.harness.report.figures.style import label_y, legend, looks, panels, print_style
 
-    trained = trained_reading(records[~records["unseen"] & (records["samples"] == 0)])
+    trained = trained_reading(on_test_set(records[~records["unseen"] & (records["samples"] == 0)]))
     keys = ["dataset", "partition", "method", "cell", "round"]
     averages = (100 * trained.groupby(keys)["accuracy"].mean()).rename("value").reset_index()
     known, methods = registry().names(), averages["method"].unique()

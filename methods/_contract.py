@@ -61,6 +61,8 @@ class Method(ABC):
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
     Params: ClassVar[type]
     paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global or global_then_ft
+    # Whether its state has no axis of classes: then it can also score classes that nobody trained on, by their names.
+    open_vocabulary: ClassVar[bool] = False
     # Whether the head reads the same in every epoch of an adaptation, so that `head_inputs` is asked once.
     fixed_inputs: ClassVar[bool] = False
     # Trained tensors through which the loss deliberately stops a gradient (a transport plan, mixing weights), and why.

@@ -23,12 +23,12 @@ class DeterministicParams(PromptParams):
     act: str = option("gelu", "activation of the MLPs", choices=tuple(ACTIVATIONS))
     ln_affine: bool = option(True, "gain and bias in the encoders' layer norm, shared by a layer's MLPs")
     mask_keep_prob: float = option(
-        1.0, "chance that an encoder sees a token; CLS is always seen; 1 means no masks", low=0.01, high=1, paper="0.9"
+        1.0, "chance that an encoder sees a token; CLS is always seen; 1 means no masks", low=0.01, high=1
     )
     mask_position: str = option("before_ln", "where tokens are masked", choices=("before_ln", "after_ln"))
     mask_rescale: bool = option(False, "divide kept tokens by the chance (only after_ln: before it, LN undoes it)")
     mask_share: str = option("none", "what shares one mask", choices=("none", "layers", "batch"))
-    samples: int = option(1, "V: mask draws at test, probabilities averaged", low=1, paper="5")
+    samples: int = option(1, "V: mask draws at test, probabilities averaged", low=1)
     samples_max: int = option(10, "draws made at test, of which the first V are used: other V see the same", low=1)
     feature_source: str = option(
         "frozen_pass",
@@ -62,7 +62,7 @@ class GaussianParams(DeterministicParams):
     kl: str = option("analytic", "the KL term: in closed form or by the drawn p", choices=("analytic", "sampled"))
     kl_reduction: str = option("mean", "the KL term over the prompt's dimensions", choices=("mean", "sum"), paper="sum")
     kl_weight: float = option(1.0, "weight of the KL term; 0 means none", low=0, paper="1", grid=(1.0, 0.1, 0.01, 1e-3))
-    mixture: int = option(0, "S: further psi in the mixture that stands for the density of p", low=0, paper="1")
+    mixture: int = option(0, "S: further psi in the mixture that stands for the density of p", low=0)
     mixture_level: str = option("joint", "the mixture is over", choices=("joint", "per_layer"))
     mix_shared: bool = option(True, "the J importance samples share the S further psi")
     importance: int = option(1, "J: importance samples, a prompted pass each", low=1, paper="1")
@@ -103,7 +103,7 @@ class GaussianParams(DeterministicParams):
 
 @dataclass(frozen=True)
 class SemiImplicitParams(GaussianParams):
-    mask_keep_prob: float = revised(GaussianParams, "mask_keep_prob", default=0.9)
-    mixture: int = revised(GaussianParams, "mixture", default=1)
+    mask_keep_prob: float = revised(GaussianParams, "mask_keep_prob", default=0.9, paper="0.9")
+    mixture: int = revised(GaussianParams, "mixture", default=1, paper="1")
     kl: str = revised(GaussianParams, "kl", default="sampled")
-    samples: int = revised(GaussianParams, "samples", default=5)
+    samples: int = revised(GaussianParams, "samples", default=5, paper="5")

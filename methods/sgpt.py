@@ -30,7 +30,9 @@ class SGPTParams(PromptParams):
     shared_blocks: str = option("auto", "blocks (from 0) with shared tokens, as 0-4 or 0,2,3", paper="0-3 or 0-4")
     group_blocks: str = option("auto", "later blocks with a token of the chosen group", paper="4-6 or 5-6")
     query_blocks: int = option(0, "blocks of the query pass; 0 means all", low=0, paper="6 for domains, else all")
-    batch_vote: bool = option(False, "in training a batch takes its most frequent choice", paper="true for domains")
+    batch_vote: bool = option(
+        False, "in training a batch takes its most frequent choice", paper="true for domains, else false"
+    )
     live_counts: bool = option(False, "popularity includes the choices of the visit so far", paper="false")
     key_weight: float = option(1.0, "weight of the pull of keys towards their queries", low=0, paper="1")
     moment_p: float = option(0.5, "share of the old group prompts the server keeps", low=0, high=1, paper="0.5")

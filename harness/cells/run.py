@@ -26,7 +26,7 @@ from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.weights import BackboneSpec, is_clip, load_backbone
-from fedprompt.methods import Task, registry
+from fedprompt.methods import Method, Task, registry
 
 EXAMPLES = 64  # training images, about, that a method may look at before any round
 
@@ -93,15 +93,21 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
     features = None
     if "features" in cls.needs:
-        rows = np.unique(np.concatenate([*partition.train, *partition.test, *partition.val]))
-        features = cached_features(backbone, dataset, cls.feature_depth(params), rows)
+        features = cached_features(backbone, dataset, cls.feature_depth(params), partition.all_rows)
     data = ClientData(dataset, partition, cls.needs, features, site.device)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     rows = np.sort(np.concatenate([partition.train[client] for client in members]))
     examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])
-    task = Task(dataset.class_names, data.counts(dataset.num_classes), cell.protocol.head, examples)
-    method = cls(params, backbone, task)
-    return dataset, partition, Federation(method, data, cell.protocol, cell.seed, members)
+
+    def about(split: str) -> Method:
+        """The method for the classes that compete for images of ``split``."""
+        space = partition.label_space(split, dataset.num_classes)
+        labels = slice(space.start, space.stop)
+        counts = data.counts(dataset.num_classes)[:, labels]
+        return cls(params, backbone, Task(dataset.class_names[labels], counts, cell.protocol.head, examples))
+
+    novel = about("novel") if cls.open_vocabulary and "novel" in partition.shared else None
+    return dataset, partition, Federation(about("train"), data, cell.protocol, cell.seed, members, novel)
 
 
 def environment(site: Site) -> dict[str, str]:

@@ -14,7 +14,7 @@ from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.methods import registry
 
-KINDS = ("heterogeneity", "unseen", "ablation", "vsweep")
+KINDS = ("heterogeneity", "unseen", "ablation", "vsweep", "novel", "target")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
-                         (one list per placeholder), kind (heterogeneity, unseen, ablation, vsweep), methods, policies,
+                         (one list per placeholder), methods, policies,
+                         kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
                          published = "DomainNet" (whose printed values are shown beside), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
@@ -22,6 +23,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
 from fedprompt.harness.federation.policy import PAPER, POLICIES
@@ -111,6 +113,7 @@ def _expand(
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
     for values in itertools.product(*(entry[hole] for hole in holes)):
         filling = dict(zip(holes, values, strict=True))
+        _check_held_out(kind, text.format(**filling), where)
         yield Setting(
             table=entry["table"],
             label=", ".join(f"{key}={value}" for key, value in filling.items()) or text,
@@ -124,6 +127,14 @@ def _expand(
             params=params,
             policies=policies,
         )
+
+
+def _check_held_out(kind: str, partition: str, where: str) -> None:
+    """Only a partition that keeps something out of training can show what was learned of it."""
+    spec = parse_partition(partition)
+    if (kind == "novel" and spec.novel == "none") or (kind == "target" and not spec.target):
+        wanted = {"novel": "novel=half", "target": "target=DOMAIN"}[kind]
+        raise UserError(f"{where}: kind {kind!r} needs {wanted} in its partition {partition!r}.")
 
 
 def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.model.batch import Batch
 
-SplitName = Literal["train", "test", "val"]
+SplitName = Literal["train", "test", "val", "base", "novel", "target"]
+SHARED_SPLITS: tuple[SplitName, ...] = ("base", "novel", "target")  # the same images for all clients
 
 
 class ClientData:
@@ -35,6 +36,11 @@ class ClientData:
             for split in ("train", "test", "val")
         }
         self.num_clients = len(partition.train)
+        self.shared = tuple(partition.shared)  # names of test sets that every client is evaluated on, too
+        self._rows |= {
+            name: [torch.from_numpy(np.array(rows))] * self.num_clients for name, rows in partition.shared.items()
+        }
+        self._first_label = {split: partition.label_space(split, dataset.num_classes).start for split in self._rows}
         self.device = device
 
     def size(self, client: int, split: SplitName = "train") -> int:
@@ -67,7 +73,7 @@ class ClientData:
             images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
         if self._features is not None:
             features = (self._features[index] * mask[..., None]).to(self.device)
-        labels = (self._labels[index] * mask).to(self.device)
+        labels = ((self._labels[index] - self._first_label[split]) * mask).to(self.device)
         return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage)
 
     def epoch(

@@ -20,6 +20,8 @@ from fedprompt.harness.federation.schedule import (
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.methods import State
 
+LOCAL = "local"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -38,6 +40,7 @@ class Record:
     unseen: bool = False  # kept out of training on purpose and adapted at the end
     samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
     policy: str = "global"  # of the head in this reading
+    test_set: str = LOCAL  # the client's own images, or what all clients share: base, novel, target
 
 
 def carry_out(federation: Federation, state: FederationState, evaluation: Evaluation) -> list[Record]:
@@ -45,8 +48,12 @@ def carry_out(federation: Federation, state: FederationState, evaluation: Evalua
     records = []
     for groups in evaluation.stacks:
         counted = (record for group in groups for record in _evaluate(federation, state, evaluation, group))
-        records += sorted(counted, key=lambda record: (record.samples, record.client))
+        records += sorted(counted, key=_order)
     return records
+
+
+def _order(record: Record) -> tuple[bool, str, int, int]:
+    return record.test_set != LOCAL, record.test_set, record.samples, record.client
 
 
 def evaluate(
@@ -57,7 +64,8 @@ def evaluate(
 ) -> list[Record]:
     """Every reading of ``clients`` (all members by default) now, whatever the schedule says."""
     protocol, selected = federation.protocol, federation.members if clients is None else clients
-    evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split)
+    shared = federation.shared_splits if split == "test" else ()
+    evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split, shared)
     return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
 
 
@@ -75,8 +83,10 @@ def _evaluate(federation: Federation, state: FederationState, evaluation: Evalua
         theta = adapt(federation, state, group.clients, group.epochs, newcomers)
     else:
         theta = _held(federation, state, group.clients)
-    for record in count_correct(federation, state, theta, group.clients, evaluation.split, evaluation.sweep):
-        yield replace(record, unseen=newcomers, policy=evaluation.policy)
+    for split in (evaluation.split, *evaluation.shared):
+        sweep = evaluation.sweep and split == evaluation.split
+        for record in count_correct(federation, state, theta, group.clients, split, sweep):
+            yield replace(record, unseen=newcomers, policy=evaluation.policy)
 
 
 def adapt(
@@ -126,11 +136,13 @@ def count_correct(
     sweep: bool = False,
 ) -> list[Record]:
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
-    method, data, protocol = federation.method, federation.data, federation.protocol
+    data, protocol, is_shared = federation.data, federation.protocol, split in federation.shared_splits
+    method = federation.novel if federation.novel and split == "novel" else federation.method
     rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
     constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
-    absent = (method.task.train_counts[list(clients)] == 0)[:, None] if protocol.mask_local_classes else None
+    is_masked = protocol.mask_local_classes and not is_shared
+    absent = (method.task.train_counts[list(clients)] == 0)[:, None] if is_masked else None
     for plain in data.ordered(clients, split, protocol.batch_size, rngs):
         batch = replace(plain, start=constants)
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
@@ -138,11 +150,12 @@ def count_correct(
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
             hits.setdefault(samples, []).append((scores.argmax(-1) == batch.labels) & batch.mask)
+    took_part, policy, test_set = state.personal, protocol.head, split if is_shared else LOCAL
     return [
-        Record(state.round, client, domain, correct, total, client in state.personal, False, samples, protocol.head)
+        Record(state.round, client, domain, right, total, client in took_part, False, samples, policy, test_set)
         for samples, batches in hits.items()
         for client, row in zip(clients, torch.cat(batches, 1).cpu(), strict=True)
-        for domain, correct, total in _by_domain(data, client, split, row)
+        for domain, right, total in _by_domain(data, client, split, row)
     ]
 
 

@@ -6,14 +6,16 @@ Order matters: the minimum over clients is taken inside a round, then the mean o
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from statistics import harmonic_mean
 
 import pandas as pd
 
 from fedprompt.harness.federation.convergence import still_moving
-from fedprompt.harness.federation.evaluation import Record
+from fedprompt.harness.federation.evaluation import LOCAL, Record
 
 FINETUNED = "global_then_ft"
 COUNTS = ("correct", "total")
+COMBINED = (LOCAL, "base", "novel")  # test sets of the harmonic mean
 
 
 RECORD_COLUMNS = tuple(Record.__dataclass_fields__)
@@ -46,12 +48,17 @@ def finetuned_reading(records: pd.DataFrame) -> pd.DataFrame:
     return records[records["policy"] == FINETUNED]
 
 
-def per_round(records: pd.DataFrame, exclude_never_sampled: bool = False) -> pd.DataFrame:
+def on_test_set(records: pd.DataFrame, name: str = LOCAL) -> pd.DataFrame:
+    """The records of one test set; files from before there were several have no such column."""
+    return records[records["test_set"] == name] if "test_set" in records else records
+
+
+def per_round(records: pd.DataFrame, exclude_never_sampled: bool = False, test_set: str = LOCAL) -> pd.DataFrame:
     """Average and Worst Local of each evaluated round, over the clients that train; index is the round.
 
     ``records`` are those of one reading.
     """
-    rows = records[~records["unseen"] & (records["samples"] == 0)]
+    rows = on_test_set(records[~records["unseen"] & (records["samples"] == 0)], test_set)
     if exclude_never_sampled:
         rows = rows[rows["participated"]]
     accuracy = per_client(rows).groupby("round")["accuracy"]
@@ -77,7 +84,7 @@ def _summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str
     counted = records[records["round"] >= first]
     default, excluded = curve[curve.index >= first], per_round(counted, exclude_never_sampled=True)
     _require_rounds(list(default.index), list(range(first, rounds + 1)))
-    final = per_client(records[(records["round"] == rounds) & (records["samples"] == 0)])
+    final = per_client(on_test_set(records[(records["round"] == rounds) & (records["samples"] == 0)]))
     unseen, convergence = final[final["unseen"]], still_moving(curve["average"])
     summary = {
         "average": float(default["average"].mean()),
@@ -95,6 +102,23 @@ def _summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str
         summary[f"average_samples_{samples}"] = float(swept["average"].mean())
     if len(unseen):
         summary["unseen_average"] = float(unseen["accuracy"].mean())
+    return summary | _shared_averages(counted, exclude)
+
+
+def _shared_averages(records: pd.DataFrame, exclude: bool) -> dict[str, float]:
+    """Means on the test sets that all clients share; with novel classes also harmonic means."""
+    names = [str(name) for name in records["test_set"].unique()]
+    curves = {name: per_round(records, exclude, name)["average"] for name in names}
+    means = {name: float(curve.mean()) for name, curve in curves.items()}
+    summary = {f"{name}_average": mean for name, mean in means.items() if name != LOCAL}
+    if "novel" in means:
+        rows = records[~records["unseen"] & (records["samples"] == 0)]
+        by_client = per_client(rows).groupby(["client", "test_set"])["accuracy"].mean().unstack()
+        summary |= {
+            "harmonic_mean": harmonic_mean([means[name] for name in COMBINED]),
+            "harmonic_mean_base_novel": harmonic_mean([means[name] for name in COMBINED[1:]]),
+            "harmonic_mean_clients": float(by_client[list(COMBINED)].dropna().apply(harmonic_mean, axis=1).mean()),
+        }
     return summary
 
 

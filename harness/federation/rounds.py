@@ -21,6 +21,7 @@ from fedprompt.harness.federation.schedule import (
     in_stacks,
     schedule,
     select,
+    shared_splits,
 )
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import Method, State
@@ -84,11 +85,17 @@ class Federation:
         protocol: Protocol,
         seed: int,
         members: Sequence[int] | None = None,
+        novel: Method | None = None,
     ) -> None:
-        """``members`` are the clients that train; the others never appear in a round."""
+        """``members`` are the clients that train; the others never appear in a round.
+
+        ``novel`` is the method again, for the classes that nobody trains on, if there are any and it can score them.
+        """
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
         self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
+        self.novel = novel
+        self.shared_splits = shared_splits(data.shared, method)
 
     def start(self) -> FederationState:
         server = self.method.init_server(torch_rng(self.seed, "init", "server"))
@@ -96,7 +103,7 @@ class Federation:
 
     def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
         """The rounds that follow round ``after``."""
-        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack)
+        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack, self.shared_splits)
         return (scheduled for scheduled in rounds if scheduled.number > after)
 
     def cohort(self, round_: int) -> Clients:

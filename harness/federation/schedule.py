@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.federation.clients import SplitName
+from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
@@ -40,6 +40,7 @@ class Evaluation:
     split: SplitName
     stacks: tuple[tuple[Group, ...], ...]
     sweep: bool = False  # also count the predictions of other numbers of draws
+    shared: tuple[SplitName, ...] = ()  # test sets that they are evaluated on as well, in the same state
     newcomers: bool = False  # clients kept out of all rounds, which begin with what `Method.newcomer` sends
 
 
@@ -52,16 +53,25 @@ class Round:
 
 
 def schedule(
-    protocol: Protocol, seed: int, members: Sequence[int], unseen: Sequence[int], stack: int
+    protocol: Protocol,
+    seed: int,
+    members: Sequence[int],
+    unseen: Sequence[int],
+    stack: int,
+    shared: tuple[SplitName, ...] = (),
 ) -> Iterator[Round]:
-    """Every round of a run. ``unseen`` clients take no part in training and are evaluated once, at the end."""
+    """Every round of a run. ``unseen`` clients take no part in training and are evaluated once, at the end.
+
+    The test sets that all clients have in common, ``shared``, are evaluated in reported rounds.
+    """
     participants: set[int] = set()
     for number in range(1, protocol.rounds + 1):
         cohort = select(protocol, seed, members, number)
         participants.update(cohort)
         evaluations: list[Evaluation] = []
         if protocol.evaluated(number):
-            evaluations += evaluations_now(protocol, number, members, participants, stack)
+            also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
+            evaluations += evaluations_now(protocol, number, members, participants, stack, shared=also)
         if unseen and number == protocol.rounds:
             evaluations += newcomer_evaluations(protocol, unseen, stack)
         yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
@@ -76,6 +86,12 @@ def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -
     return tuple(sorted(drawn.tolist()))
 
 
+def shared_splits(names: Collection[str], method: Method) -> tuple[SplitName, ...]:
+    """The shared test sets among ``names`` that ``method`` can be evaluated on."""
+    able = (split for split in SHARED_SPLITS if split != "novel" or method.open_vocabulary)
+    return tuple(split for split in able if split in names)
+
+
 def in_stacks(clients: Sequence[int], stack: int) -> tuple[Clients, ...]:
     """Clients cut into groups of at most ``stack`` that share a pass."""
     return tuple(tuple(clients[start : start + stack]) for start in range(0, len(clients), stack))
@@ -88,12 +104,14 @@ def evaluations_now(
     participants: Collection[int],
     stack: int,
     split: SplitName | None = None,
+    shared: tuple[SplitName, ...] = (),
 ) -> list[Evaluation]:
     """Every reading of ``clients`` after ``round_``, of whom ``participants`` have taken part so far."""
     split, sweep = split or protocol.evaluated_split, protocol.swept(round_)
+    epochs = {policy: adaptation_epochs(protocol, policy) for policy in readings(protocol)}
     return [
-        Evaluation(policy, split, _groups(clients, participants, stack, adaptation_epochs(protocol, policy)), sweep)
-        for policy in readings(protocol)
+        Evaluation(policy, split, _groups(clients, participants, stack, adaptation), sweep, shared)
+        for policy, adaptation in epochs.items()
     ]
 
 

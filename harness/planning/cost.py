@@ -53,7 +53,7 @@ class ShapeData(ClientData):
 
     def __init__(self, method: Method, size: int) -> None:
         self.method, self.device, self.num_clients = method, method.backbone.device, method.task.num_clients
-        self._size = size
+        self._size, self.shared = size, ()
 
     def size(self, client: int, split: SplitName = "train") -> int:  # noqa: ARG002
         return self._size

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
+from fedprompt.datasets import parse_partition, trained_classes
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
@@ -107,10 +108,11 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()})
-    keys = [_key(cell, data[cell.dataset]) for cell in cells]
+    classes = [trained_classes(parse_partition(cell.partition), data[cell.dataset].dataset) for cell in cells]
+    keys = [_key(cell, count) for cell, count in zip(cells, classes, strict=True)]
     jobs: dict[str, Job] = {}
-    for key, cell, tally in zip(keys, cells, tallies, strict=True):
-        jobs[key] = _joined(jobs.get(key), cell, data[cell.dataset].dataset.num_classes, tally)
+    for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
+        jobs[key] = _joined(jobs.get(key), cell, count, tally)
     done = [is_done(run_folder(site.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
     job_prices, started = prices(list(jobs.values()), site, workers, timed)
@@ -135,9 +137,9 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _key(cell: Cell, data: Labelled) -> str:
+def _key(cell: Cell, classes: int) -> str:
     """Cells with equal keys have passes of equal cost; learning rates are no part of it."""
-    return json.dumps([cell.method, structure(cell.params), data.dataset.num_classes, cell.protocol.batch_size])
+    return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size])
 
 
 def _joined(job: Job | None, cell: Cell, classes: int, tally: Tally) -> Job:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
+from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.protocol import Protocol
@@ -21,6 +21,7 @@ from fedprompt.harness.federation.schedule import (
     auto_stack,
     held_stages,
     schedule,
+    shared_splits,
 )
 from fedprompt.harness.model.features import CHUNK
 from fedprompt.harness.model.weights import BackboneSpec
@@ -64,8 +65,8 @@ class Workload:
     newcomers: Passes = field(default_factory=Passes)
     step: tuple[int, int] = (1, 1)  # as in `Tally`
 
-    def add_round(self, scheduled: Round, train: Sequence[int], test: Sequence[int], batch_size: int) -> None:
-        """``train`` and ``test`` are the numbers of images of each client."""
+    def add_round(self, scheduled: Round, deal: "Deal", batch_size: int) -> None:
+        train = deal.train
         for clients in scheduled.stacks:
             first = [min(train[client], batch_size) for client in clients]
             self.trained.add([train[client] for client in clients], batch_size)
@@ -73,14 +74,14 @@ class Workload:
             self.step = max(self.step, (len(clients), sum(first)), key=lambda step: step[1])
         self.visits += len(scheduled.cohort)
         for evaluation in scheduled.evaluations:
-            self._add_evaluation(evaluation, train, test, batch_size)
+            self._add_evaluation(evaluation, deal, batch_size)
 
-    def _add_evaluation(
-        self, evaluation: Evaluation, train: Sequence[int], test: Sequence[int], batch_size: int
-    ) -> None:
-        predicted = self.swept if evaluation.sweep else self.evaluated
+    def _add_evaluation(self, evaluation: Evaluation, deal: "Deal", batch_size: int) -> None:
+        train, predicted = deal.train, self.swept if evaluation.sweep else self.evaluated
         for clients, epochs in chain.from_iterable(evaluation.stacks):
-            predicted.add([test[client] for client in clients], batch_size)
+            predicted.add([deal.test[client] for client in clients], batch_size)
+            for split in evaluation.shared:
+                self.evaluated.add([deal.shared[split]] * len(clients), batch_size)
             if evaluation.newcomers:
                 self.newcomers.add([train[client] for client in clients], batch_size)
             if epochs:
@@ -129,10 +130,11 @@ class Deal:
     def __init__(self, dataset: Dataset, partition: Partition, protocol: Protocol) -> None:
         self.train = [len(rows) for rows in partition.train]
         self.test = [len(rows) for rows in getattr(partition, protocol.evaluated_split)]
+        self.shared = {name: len(rows) for name, rows in partition.shared.items()}
         self.unseen = partition.unseen
         self.members = tuple(client for client in range(partition.num_clients) if client not in partition.unseen)
         needed = np.zeros(len(dataset.labels), bool)
-        needed[np.concatenate([*partition.train, *partition.test, *partition.val])] = True
+        needed[partition.all_rows] = True
         if needed.sum() > len(needed) / 2:  # then a run computes the features of all images
             needed[:] = True
         self.feature_count = int(needed.sum())
@@ -151,8 +153,8 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
         if dealt not in deals:
             spec = parse_partition(cell.partition)
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
-        deal, visiting = deals[dealt], visitor(cell, dataset.num_classes)
-        run = (dealt, protocol, visiting.stack)
+        deal, visiting = deals[dealt], visitor(cell, trained_classes(parse_partition(cell.partition), dataset))
+        run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -163,8 +165,9 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
 def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
     """Follow a run round by round."""
     protocol, total = visiting.protocol, Workload()
-    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack):
-        total.add_round(scheduled, deal.train, deal.test, protocol.batch_size)
+    shared = shared_splits(deal.shared, visiting.method)
+    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack, shared):
+        total.add_round(scheduled, deal, protocol.batch_size)
     return total
 
 

@@ -6,6 +6,8 @@ import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting
 from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.evaluation import LOCAL
+from fedprompt.harness.federation.metrics import on_test_set
 from fedprompt.harness.federation.protocol import Protocol
 
 ENTRY = ["column", "policy", "row"]  # what the seeds of one number share
@@ -21,12 +23,16 @@ def protocol_of(setting: Setting) -> Protocol:
     return build(Protocol, setting.protocol, "protocol")
 
 
-def counted_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+def counted_records(
+    settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL, swept: bool = False
+) -> pd.DataFrame:
     """The records that Average is the mean of: those of clients that train, at the method's own number of draws.
 
+    ``test_set`` is each client's own images or one that all share; ``swept`` asks for other numbers of draws instead.
     Clients that had never taken part are left out where the setting's protocol excludes them.
     """
-    trained = records[~records["unseen"].astype(bool) & (records["samples"] == 0)]
+    right_draws = (records["samples"] > 0) == swept
+    trained = on_test_set(records[~records["unseen"].astype(bool) & right_draws], test_set)
     excluding = [column for column, s in enumerate(settings) if protocol_of(s).never_sampled == "exclude"]
     return trained[trained["participated"].astype(bool) | ~trained["column"].isin(excluding)]
 
@@ -39,13 +45,20 @@ def reported_records(settings: Sequence[Setting], records: pd.DataFrame) -> pd.D
     return records[pd.Series(is_reported, records.index, dtype=bool)]
 
 
-def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+def client_accuracies(settings: Sequence[Setting], records: pd.DataFrame, test_set: str = LOCAL) -> pd.DataFrame:
     """One row per column, policy, row, seed and counted client: its mean accuracy over the reported rounds.
 
     Clients without test data have no accuracy and no row.
     """
-    counted = reported_records(settings, counted_records(settings, records))
+    counted = reported_records(settings, counted_records(settings, records, test_set))
     means = counted.groupby([*ENTRY, "seed", "client"], sort=False)["accuracy"].mean()
+    return means.dropna().reset_index()
+
+
+def swept_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.DataFrame:
+    """The same for every number of draws (`samples`) that was counted in the reported rounds."""
+    counted = reported_records(settings, counted_records(settings, records, swept=True))
+    means = counted.groupby([*ENTRY, "samples", "seed", "client"], sort=False)["accuracy"].mean()
     return means.dropna().reset_index()
 
 
@@ -62,6 +75,6 @@ def round_accuracies(settings: Sequence[Setting], records: pd.DataFrame) -> pd.D
     return counted.groupby([*ENTRY, "seed", "round"], sort=False)["accuracy"].mean().reset_index()
 
 
-def by_row(accuracies: pd.DataFrame) -> pd.DataFrame:
-    """Accuracies of one column and policy as (seed, client) x row: what `inference` compares."""
-    return accuracies.pivot(index=["seed", "client"], columns="row", values="accuracy")
+def by_row(accuracies: pd.DataFrame, compared: str = "row") -> pd.DataFrame:
+    """Accuracies of one column and policy as (seed, client) x ``compared``: what `inference` compares."""
+    return accuracies.pivot(index=["seed", "client"], columns=compared, values="accuracy")

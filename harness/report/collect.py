@@ -29,6 +29,10 @@ METRICS = {
     "average": "Average",
     "worst_local": "Worst Local",
     "unseen_average": "Unseen Average",
+    "base_average": "Base",
+    "novel_average": "Novel",
+    "harmonic_mean": "Harmonic Mean",
+    "target_average": "Target",
     **{f"average_samples_{samples}": f"V={samples}" for samples in range(1, 11)},
 }
 POLICY_HEADINGS = {
@@ -41,6 +45,8 @@ OF_KIND = {  # what the tables of each kind print
     "heterogeneity": ("average", "worst_local"),
     "unseen": ("unseen_average",),
     "ablation": ("average",),
+    "novel": ("average", "base_average", "novel_average", "harmonic_mean"),
+    "target": ("target_average", "average"),
     "vsweep": tuple(metric for metric in METRICS if metric.startswith("average_samples_")),
 }
 EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}

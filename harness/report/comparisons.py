@@ -10,12 +10,19 @@ from typing import Any
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.federation.evaluation import LOCAL
+from fedprompt.harness.federation.metrics import on_test_set
 from fedprompt.harness.report.accuracies import by_policy, by_row, client_accuracies, unseen_accuracies
 from fedprompt.harness.report.inference import PERCENTILES, Difference, Leader, deciles, distinguishable, holm, paired
 from fedprompt.harness.report.power import Detectable, smallest_detectable
+from fedprompt.harness.report.sweeps import Sweeps, draws
 
 NO_PROMPT = "head-tune"  # the method
-COMPARED = {"heterogeneity": "average", "unseen": "unseen_average", "ablation": "average"}  # the metric, by kind
+COMPARED = {  # the metric, by kind
+    **{"heterogeneity": "average", "unseen": "unseen_average", "ablation": "average"},
+    **{"novel": "novel_average", "target": "target_average"},
+}
+SHARED = ("novel", "target")  # kinds that compare accuracies on the test set of this name, which all clients share
 DECILES = [f"p{percent}" for percent in PERCENTILES]
 
 
@@ -39,13 +46,15 @@ def compare(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Compa
     kind_of_record = records["column"].map(kinds)
     trained = client_accuracies(suite.settings, records[kind_of_record.isin(["heterogeneity", "ablation"])])
     unseen = unseen_accuracies(records[kind_of_record == "unseen"])
+    shared = [client_accuracies(suite.settings, records[kind_of_record == kind], kind) for kind in SHARED]
     comparisons = {}
-    for part in (trained, unseen):
+    for part in (trained, unseen, *shared):
         for column, policy, accuracies in by_policy(part):
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
             setting, table = suite.settings[column], by_row(accuracies)
             table = table[[row.key for row in setting.rows if row.key in table]]
-            images = int(records.loc[records["column"] == column, "total"].median())
+            test_set = setting.kind if setting.kind in SHARED else LOCAL
+            images = int(on_test_set(records[records["column"] == column], test_set)["total"].median())
             comparisons[column, policy] = _comparison(setting, table, entries, images)
     return comparisons
 
@@ -85,19 +94,23 @@ def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]
             yield control, rows
 
 
-def with_gains(summary: pd.DataFrame, comparisons: Comparisons) -> pd.DataFrame:
+def with_gains(summary: pd.DataFrame, comparisons: Comparisons, sweeps: Sweeps) -> pd.DataFrame:
     """The summary with gains over no prompt, deciles over clients, and whether a row leads its column for certain.
 
     They belong to the metric that is compared; other metrics have none. An ablation has no gains, but differences from
-    its reference (`ablation.with_paired`).
+    its reference (`ablation.with_paired`). The gain of a V-sweep is that over a single draw.
     """
-    return summary.assign(**pd.DataFrame([_gain(number, comparisons) for number in summary.to_dict("records")]))
+    numbers = summary.to_dict("records")
+    return summary.assign(**pd.DataFrame([_gain(number, comparisons, sweeps) for number in numbers]))
 
 
-def _gain(number: Mapping[Any, Any], comparisons: Comparisons) -> dict[str, object]:
+def _gain(number: Mapping[Any, Any], comparisons: Comparisons, sweeps: Sweeps) -> dict[str, object]:
     row, kind, nan = str(number["row"]), str(number["kind"]), float("nan")
     numbers = ("gain", "gain_low", "gain_high", "gain_p_adjusted", "smallest_detectable", *DECILES)
     values: dict[str, object] = {**dict.fromkeys(numbers, nan), "control": False, "leads": False}
+    if kind == "vsweep":
+        swept = sweeps.get((number["column"], number["policy"], row, draws(str(number["metric"]))))
+        return values | (_edges(swept) if swept else {})
     comparison = comparisons.get((number["column"], number["policy"]))
     if comparison is None or row not in comparison.accuracies or number["metric"] != COMPARED.get(kind):
         return values
@@ -109,7 +122,13 @@ def _gain(number: Mapping[Any, Any], comparisons: Comparisons) -> dict[str, obje
     if kind == "ablation":
         return values
     values["control"] = row in comparison.controls
-    if difference is not None:
-        edges = (difference.points, difference.low, difference.high, difference.adjusted)
-        values |= dict(zip(numbers, edges, strict=False))
-    return values
+    return values | (_edges(difference) if difference else {})
+
+
+def _edges(difference: Difference) -> dict[str, object]:
+    return {
+        "gain": difference.points,
+        "gain_low": difference.low,
+        "gain_high": difference.high,
+        "gain_p_adjusted": difference.adjusted,
+    }

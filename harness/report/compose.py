@@ -15,6 +15,7 @@ from fedprompt.harness.report.comparisons import Comparisons, compare, with_gain
 from fedprompt.harness.report.document import Document, Grid, Note, Section
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
+from fedprompt.harness.report.sweeps import Sweeps, compare_draws
 
 if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure
@@ -28,13 +29,15 @@ class Summary(NamedTuple):
     numbers: pd.DataFrame  # one row per place and metric
     comparisons: Comparisons
     paired: PairedDifferences  # of the ablations
+    sweeps: Sweeps
 
 
 def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path) -> Summary:
     comparisons = compare(suite, results, records)
     paired = paired_differences(suite, results, comparisons)
-    numbers = with_gains(with_published(suite, summarise_seeds(results), load_published(out)), comparisons)
-    return Summary(with_paired(numbers, paired), comparisons, paired)
+    sweeps = compare_draws(suite, records)
+    numbers = with_gains(with_published(suite, summarise_seeds(results), load_published(out)), comparisons, sweeps)
+    return Summary(with_paired(numbers, paired), comparisons, paired, sweeps)
 
 
 def compose(
@@ -44,7 +47,7 @@ def compose(
     figures: Sequence["WrittenFigure"],
     tuning_notes: Sequence[str] = (),
 ) -> Document:
-    concluded = sentences(suite, summary.comparisons)
+    concluded = sentences(suite, summary.comparisons, summary.sweeps)
     said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
     sections = [
         *([Section("What the tables say", said)] if said else []),
@@ -63,7 +66,7 @@ def compose(
 def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[Grid, ...]]:
     for title, kind, part in tables.tables_of(summary.numbers):
         if kind == "vsweep":
-            yield (tables.vsweep(title, part),)
+            yield (_concluded(tables.vsweep(title, part), part, concluded),)
         elif kind == "ablation":
             yield (_concluded(ablation(suite, title, part, summary.paired), part, concluded),)
         else:

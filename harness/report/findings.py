@@ -8,19 +8,29 @@ import pandas as pd
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons
-from fedprompt.harness.report.conclusion import conclusion
+from fedprompt.harness.report.conclusion import HEADS, conclusion
+from fedprompt.harness.report.inference import Difference
 from fedprompt.harness.report.power import Detectable
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
+from fedprompt.harness.report.sweeps import Sweeps, sweep_sentence
 
 Sentences = Mapping[tuple[int, str], str]  # by number of the setting and policy, as it is listed
 
 
-def sentences(suite: Suite, comparisons: Comparisons) -> Sentences:
-    """What can be concluded from each comparison."""
-    return {
+def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentences:
+    """What can be concluded from each comparison and each V-sweep."""
+    concluded = {
         (column, policy): _sentence(suite.settings[column], comparison, policy)
         for (column, policy), comparison in comparisons.items()
     }
+    by_row: dict[tuple[int, str, str], dict[int, Difference]] = {}
+    for (column, policy, row, v), difference in sweeps.items():
+        by_row.setdefault((column, policy, row), {})[v] = difference
+    for (column, policy, row), differences in by_row.items():
+        titles = {each.key: each.title for each in suite.settings[column].rows}
+        text = f"{HEADS.get(policy, policy)}, {sweep_sentence(differences, titles[row])}"
+        concluded[column, policy] = f"{concluded.get((column, policy), '')} {text}".strip()
+    return concluded
 
 
 def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:

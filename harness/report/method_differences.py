@@ -28,16 +28,19 @@ def method_differences(suite: Suite, cell: Cell) -> Iterator[MethodDifference]:
     partition = str(parse_partition(cell.partition))
     tuned = suite.tuned.get((cell.method, cell.dataset, partition, cell.protocol.head), {})
     for field in fields(registry().get(cell.method).Params):
-        theirs = _printed(field)
+        theirs = _printed(field, by_domain=partition.startswith("domain"))
         ours = _text(cell.params.get(field.name, field.default))
         is_same = field.name in tuned if TUNED in theirs else _is_printed(ours, theirs)
         if theirs and not is_same:
             yield MethodDifference(NAMES.get(field.name, field.name), ours, theirs)
 
 
-def _printed(field: "Field[Any]") -> str:
-    """What the paper says; rates that have a grid and no printed value were tuned."""
+def _printed(field: "Field[Any]", by_domain: bool) -> str:
+    """What the paper says of such data; rates that have a grid and no printed value were tuned."""
     paper, grid = str(field.metadata.get("paper", "")), field.metadata.get("grid", ())
+    for_domains, depends, otherwise = paper.partition(" for domains, else ")
+    if depends:
+        return for_domains if by_domain else otherwise
     return paper or (TUNED if field.name.endswith("lr") and grid else "")
 
 
@@ -49,6 +52,18 @@ def _is_printed(ours: str, theirs: str) -> bool:
     """Some papers' values depend on the data, as in `20 (CIFAR), 4 (Office)`: any of them will do. 0 may mean all."""
     words = theirs.lower().replace("(", " ").replace(")", " ").replace(",", " ").split()
     return ours in words or (ours == "0" and theirs == "all")
+
+
+def differences_table(suite: Suite) -> str:
+    """All of a suite's, in Markdown, as docs/paper-differences.md shows them: one row per method and parameter."""
+    values: dict[tuple[str, str, str], list[str]] = {}
+    for entry in suite.planned():
+        if entry.row.key == entry.row.method:  # variants depart on purpose
+            for change in method_differences(suite, entry.cell):
+                listed = values.setdefault((entry.row.title, change.name, change.theirs), [])
+                listed += [change.ours] * (change.ours not in listed)
+    lines = [f"| {title} | {name} | {theirs} | {', '.join(ours)} |" for (title, name, theirs), ours in values.items()]
+    return "\n".join(["| method | parameter | paper | ours |", "| --- " * 4 + "|", *lines])
 
 
 def joined(by_title: Iterable[tuple[str, MethodDifference]]) -> str:

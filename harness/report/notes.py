@@ -96,6 +96,18 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     ]
     if "unseen" in kinds:
         lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
+    if "novel" in kinds:
+        lines.append(
+            "Base and Novel: each client's model on all test images of the classes that are trained on, and of those "
+            "that nobody trains on, each among classes of its own kind; mean over clients. Harmonic Mean: of Average, "
+            "Base and Novel. n/a: a head has no place for a class it was not trained on. Gain: on novel classes; its "
+            "interval is over further clients and seeds, not over further images."
+        )
+    if "target" in kinds:
+        lines.append(
+            "Target: each client's model on all images of the domain that nobody trains on; mean over clients. Gain: "
+            "on these images; its interval is over further clients and seeds, not over further images."
+        )
     if "vsweep" in kinds:
         lines.append("V: random draws averaged for a prediction; all V of a row are nested draws of one training.")
     if any((finished[metric] != finished[other]).any() for metric, other in EXCLUDE.items()):

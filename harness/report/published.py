@@ -89,7 +89,7 @@ def _printed_row(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame 
     row = next(row for row in setting.rows if row.key == number["row"])
     if number["reading"] != setting.reading(row, PAPER_POLICY):
         return None
-    tables, metrics = PRINTED_IN[setting.kind]
+    tables, metrics = PRINTED_IN.get(setting.kind, (set(), {}))
     rows = printed[
         (printed["paper"] == "vit")
         & printed["table"].isin(tables)

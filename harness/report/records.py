@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
+from fedprompt.harness.federation.evaluation import LOCAL
 from fedprompt.harness.tracking.store import first_line, public
 
 if TYPE_CHECKING:
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 
 RECORD_COLUMNS = (
     *("round", "client", "domain", "correct", "total", "participated", "unseen", "samples", "policy"),
-    "partition",
+    *("test_set", "partition"),
 )
 ROUND_COLUMNS = ("round", "cohort", "loss", "floats_down", "floats_up", "bytes_down", "bytes_up")
 
 
 def read_records(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
     """One row per evaluated round and client of each run, by the run's key; unreadable files are left out."""
-    return dict(_files(uri, runs, "records.csv", {"partition": str}))
+    files = _files(uri, runs, "records.csv", {"partition": str})
+    return {key: frame if "test_set" in frame else frame.assign(test_set=LOCAL) for key, frame in files}
 
 
 def read_rounds(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:

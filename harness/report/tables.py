@@ -16,12 +16,18 @@ from fedprompt.harness.report.inference import LEVEL
 
 BLANK = Entry("")
 DIFFERENT = "†"
+NOT_APPLICABLE = "n/a"
 RISING, FALLING = "↑", "↓"
 MOVING_SHARE = 0.5  # of the seeds
+UNMARKED = ("worst_local", *OF_KIND["novel"][1:], "target_average")  # the rule of moving is about Average
 MOVING = (
     "Still moving at the end of training in at least half of its seeds: over the last third of the rounds, Average "
     f"changes by more than {100 * THRESHOLD:g} point and more than {ERRORS:g} of its standard errors from the earlier "
     "half to the later one."
+)
+SWEEP_NOTE = (
+    "Difference in points, paired by seed and client, with its 95 % interval over further clients and seeds. All V "
+    "are nested draws of one training."
 )
 DECILE_NOTE = Note(
     "", "10 %, 50 %, 90 %: accuracy that this share of the clients of all seeds stays below; mean over reported rounds."
@@ -63,7 +69,8 @@ def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[G
     columns = [column for group in groups for column in _means(group, list(titles), metrics)]
     if kind == "heterogeneity":
         columns.append(_sent(part, list(titles)))
-    notes = (*_gain_notes(columns), *mark_notes(columns))
+    meaning = "Differs from no prompt at 5 %, adjusted for all comparisons below one heading."
+    notes = (*_marked(columns, meaning), *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
     others = [metric for metric in OF_KIND[kind] if metric not in metrics]
@@ -91,9 +98,10 @@ def _gain(number: "pd.Series[Any]") -> Entry:
     return Entry(f"{text} [{low}, {high}]", marks=DIFFERENT if number["gain_p_adjusted"] < LEVEL else "")
 
 
-def _gain_notes(columns: Sequence[Column]) -> Iterator[Note]:
+def _marked(columns: Sequence[Column], meaning: str) -> Iterator[Note]:
+    """What the mark of a difference means, where there is one."""
     if any(DIFFERENT in entry.marks for column in columns for entry in column.entries):
-        yield Note(DIFFERENT, "Differs from no prompt at 5 %, adjusted for all comparisons below one heading.")
+        yield Note(DIFFERENT, meaning)
 
 
 def mark_notes(columns: Sequence[Column]) -> Iterator[Note]:
@@ -123,7 +131,7 @@ def _spread(group: Group, keys: Sequence[str], main: str, others: Sequence[str])
 
 
 def vsweep(title: str, part: pd.DataFrame) -> Grid:
-    """One column per V, one row per method, setting and head policy."""
+    """One column per V and one for what the most of them gain over one; one row per method, setting and policy."""
     place = ["column", "policy", "row"]
     lines = part.drop_duplicates(place)[[*place, "setting", "title"]]
     settings, policies = (lines[name].nunique() > 1 for name in ("column", "policy"))
@@ -136,7 +144,13 @@ def vsweep(title: str, part: pd.DataFrame) -> Grid:
         Column("", METRICS[str(metric)], _entries(numbers.set_index(place), keys))
         for metric, numbers in part.groupby("metric", sort=False)
     ]
-    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(mark_notes(columns)))
+    notes = [*mark_notes(columns)]
+    most = part["metric"].iloc[-1]
+    gains = part[part["metric"] == most].set_index(place)
+    if gains["gain"].notna().any():
+        columns.append(Column("", f"{METRICS[most]} − V=1", tuple(_gain(gains.loc[key]) for key in keys)))
+        notes += [Note("", SWEEP_NOTE), *_marked(columns, "Differs from V = 1 at 5 %, adjusted for the number of V.")]
+    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(notes))
 
 
 def row_titles(part: pd.DataFrame) -> dict[str, str]:
@@ -155,11 +169,12 @@ def result_entry(number: pd.Series) -> Entry:
     if number["status"] == "diverged":
         return Entry(DIVERGED)
     if number["status"] != "finished" or pd.isna(number["mean"]):
-        return Entry(MISSING)
+        impossible = number["status"] == "finished" and number["metric"] in ("novel_average", "harmonic_mean")
+        return Entry(NOT_APPLICABLE if impossible else MISSING)
     text = mean_and_spread(number["mean"], number["std"])
     without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
-    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] != "worst_local"  # the rule is about Average
+    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] not in UNMARKED
     marks = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
     marks += UNTUNED if number["untuned"] else ""
     if number["seeds"] < number["seeds_expected"]:

@@ -1,7 +1,10 @@
 """Small trees in each data set's true layout. The colour of an image tells its class, domain and split."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import unicodedata
 import zipfile
 from contextlib import suppress
@@ -235,6 +238,24 @@ def test_cifar_as_an_image_tree(tmp_path: Path) -> None:
     check(SOURCES["cifar10"].listing(tmp_path), 30)
 
 
+def test_a_label_means_the_same_name_whatever_the_string_hashes(tmp_path: Path) -> None:
+    """A set of names, as in public loaders, has another order in every process."""
+    paint_domainnet(tmp_path / "domainnet", {})
+    for domain in ("amazon", "caltech", "dslr", "webcam"):
+        for label in range(10):
+            for k in range(2):
+                paint(tmp_path / "office-caltech10" / domain / f"class {label}" / f"{k}.png", label)
+    code = (
+        "import sys; from pathlib import Path; from fedprompt.datasets._sources import SOURCES;"
+        "lists = [SOURCES[name].listing(Path(sys.argv[1])) for name in ('domainnet', 'office-caltech10')];"
+        "print([(type(x.class_names), x.class_names, x.labels.tolist(), list(map(str, x.images))) for x in lists])"
+    )
+    environments = ({**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2"))
+    runs = [subprocess.check_output([sys.executable, "-c", code, tmp_path], env=env) for env in environments]
+    assert runs[0] == runs[1]
+    assert b"<class 'tuple'>, ('bird', 'feather', 'headphones', 'ice_cream'" in runs[0]
+
+
 def test_office_caltech10(tmp_path: Path) -> None:
     for d, domain in enumerate(("amazon", "caltech", "dslr", "webcam")):
         for label in range(10):
@@ -350,14 +371,16 @@ def test_food101(tmp_path: Path) -> None:
         SOURCES["food101"].listing(tmp_path)
 
 
-def test_caltech101_leaves_the_background_out(tmp_path: Path) -> None:
-    for label, name in enumerate(["Faces", "accordion"]):
+def test_caltech101_leaves_the_background_and_the_cropped_faces_out(tmp_path: Path) -> None:
+    for label, name in enumerate(["Faces", "accordion", "airplanes"]):
         for k in range(5):
             paint(tmp_path / "101_ObjectCategories" / name / f"image_{k:04}.jpg", label)
-    paint(tmp_path / "101_ObjectCategories" / "BACKGROUND_Google" / "image_0001.jpg", 9)
+    for name in ("BACKGROUND_Google", "Faces_easy"):
+        paint(tmp_path / "101_ObjectCategories" / name / "image_0001.jpg", 9)
     listing = SOURCES["caltech101"].list_files(tmp_path)
-    check(listing, 10, official_split=False)
-    assert listing.is_test.sum() == 2
+    check(listing, 15, official_split=False)
+    assert listing.is_test.sum() == 3
+    assert listing.class_names == ("face", "accordion", "airplane")
 
 
 def test_dtd(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedprompt.harness.report.comparisons import compare, with_gains
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
+from fedprompt.harness.report.sweeps import compare_draws
 from fedprompt.harness.tracking.tracker import sync
 from fedprompt.methods import registry
 from support.run_folders import BACKBONE, done_folder
@@ -151,7 +152,9 @@ def records_frame(
 
 def numbers_frame(suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None) -> pd.DataFrame:
     """Every number of the tables, without printed values; no gains without records."""
-    return with_gains(summarise_seeds(results), {} if records is None else compare(suite, results, records))
+    if records is None:
+        return with_gains(summarise_seeds(results), {}, {})
+    return with_gains(summarise_seeds(results), compare(suite, results, records), compare_draws(suite, records))
 
 
 def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
 from fedprompt.harness.report.figures.style import GREY, PAGE, DrawnFigure, label_y, legend, looks, panels
+from fedprompt.harness.report.sweeps import draws
 
-DRAWS = re.compile(r"average_samples_(\d+)")
 MOST_PANELS = 6  # of one figure
 BAND = 0.13  # opacity, so that thirteen bands leave the lines visible
 
@@ -97,7 +97,7 @@ def _over_rounds(suite: Suite, frame: pd.DataFrame, ylabel: str, may_be_log: boo
 
 
 def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
-    """Accuracy over V and its difference to V=1, seed by seed, with one row of panels per setting."""
+    """Accuracy over V and its paired difference to V=1 with its interval, one row of panels per setting."""
     swept = sweep(results)
     if swept.empty:
         return
@@ -108,9 +108,10 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
         for key, title in titles_shown(suite, here).items():
             row = here[here["row"] == key]
             band(left, row, "draws", "value", title, **row_looks[key].drawn())
-            band(right, row, "draws", "gain", title, **row_looks[key].drawn())
-        for draws, printed in published_points(setting, summary[summary["column"] == column]):
-            left.plot(draws, printed, "*", color=GREY, markersize=8, label=f"published (V={draws})")
+            numbers = summary[(summary["column"] == column) & (summary["row"] == key)]
+            _gains_over_one(right, numbers, title, **row_looks[key].drawn())
+        for v, printed in published_points(setting, summary[summary["column"] == column]):
+            left.plot(v, printed, "*", color=GREY, markersize=8, label=f"published (V={v})")
             left.legend(loc="best")
         right.axhline(0, color=GREY, linewidth=0.8)
         left.set(title=setting_name(setting), ylabel="average accuracy (%)")
@@ -120,22 +121,27 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
     legend(figure, titles_shown(suite, swept), row_looks)
     caption = (
         "Accuracy with the mean of V predictions, all from one training and nested draws. Left: mean over seeds; "
-        "right: difference to V=1 of the same seed. Bands: ± one sample standard deviation over seeds, on the right of "
-        "the paired differences."
+        "band: ± one sample standard deviation over seeds. Right: difference to V=1, paired by seed and client, with "
+        "its 95 % interval over further clients and seeds."
     )
     yield DrawnFigure("v-sweep", "Accuracy over the number of draws V", caption, figure)
 
 
+def _gains_over_one(ax: Axes, numbers: pd.DataFrame, label: str, **drawn: Any) -> None:
+    """The gains of `comparisons.with_gains` as a line, their intervals as bars."""
+    known = numbers.dropna(subset=["gain"])
+    below, above = known["gain"] - known["gain_low"], known["gain_high"] - known["gain"]
+    ax.errorbar(known["metric"].map(draws), known["gain"], (below, above), capsize=2, label=label, **drawn)
+
+
 def sweep(results: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting, row, seed and V: accuracy (`value`, in percent) and `gain` over V=1 of the same seed."""
-    draws_of = {name: draws for name in results if (draws := _draws(str(name)))}
+    """One row per setting, row, seed and V: accuracy (`value`, in percent)."""
+    draws_of = {name: v for name in results if (v := draws(str(name)))}
     finished = results[(results["kind"] == "vsweep") & (results["status"] == "finished")]
     keys = ["column", "row", "title", "seed"]
     long = finished.melt(keys, list(draws_of), "draws", "value").dropna(subset=["value"])
     long = long.assign(draws=long["draws"].map(draws_of).astype(int), value=100 * long["value"].astype(float))
-    first = long[long["draws"] == 1].set_index(keys)["value"].rename("first")
-    long = long.join(first, on=keys)
-    return long.assign(gain=long["value"] - long["first"]).sort_values([*keys, "draws"], ignore_index=True)
+    return long.sort_values([*keys, "draws"], ignore_index=True)
 
 
 def published_points(setting: Setting, numbers: pd.DataFrame) -> list[tuple[int, float]]:
@@ -148,11 +154,5 @@ def published_points(setting: Setting, numbers: pd.DataFrame) -> list[tuple[int,
         return []
     printed = numbers.dropna(subset=["published"])
     return [
-        (_draws(metric), float(value)) for metric, value in zip(printed["metric"], printed["published"], strict=True)
+        (draws(metric), float(value)) for metric, value in zip(printed["metric"], printed["published"], strict=True)
     ]
-
-
-def _draws(metric: str) -> int:
-    """The number of draws V in a metric's name; 0 where it has none."""
-    match = DRAWS.fullmatch(metric)
-    return int(match[1]) if match else 0

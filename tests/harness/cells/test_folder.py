@@ -49,7 +49,7 @@ def test_a_finished_run_has_its_files(toy_cell: Cell, tmp_path: Path) -> None:
 def test_records_name_seed_and_partition(toy_cell: Cell, tmp_path: Path) -> None:
     folder = run_cell(toy_cell, Site(tmp_path))
     header, first, *_ = (folder / "records.csv").read_text().splitlines()
-    assert header == "seed,round,client,domain,correct,total,participated,unseen,samples,policy,partition"
+    assert header == "seed,round,client,domain,correct,total,participated,unseen,samples,policy,test_set,partition"
     assert first.split(",")[-1] == json.loads((folder / "summary.json").read_text())["partition_hash"][:16]
 
 

@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedprompt.datasets import Partition
+from fedprompt.datasets import Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
 from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.model.batch import Batch
 
 DATA = tiny_dataset(classes=3, domains=1, train=20, test=10)  # 90 images, every pixel of image i is i
@@ -47,6 +47,23 @@ def test_every_image_has_its_own_label_and_feature(data: ClientData) -> None:
         assert batch.pack(batch.features)[:, 0].tolist() == images(batch).tolist()
         seen += len(images(batch))
     assert seen == 15
+
+
+@pytest.mark.parametrize(
+    "text", ["domains:m=2", "classes:s=2,clients=3", "dirichlet:alpha=0.5,clients=4,min_size=1", "disjoint:clients=3"]
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_pair_of_every_client_is_that_of_the_source(text: str, split: SplitName) -> None:
+    """Public loaders index labels by client and image paths not at all."""
+    dataset = tiny_dataset(classes=3, domains=2, train=20, test=10)  # 180 images
+    partition = make_partition(parse_partition(text), dataset, seed=1)
+    clients = ClientData(dataset, partition, frozenset({"images"}))
+    for client in range(partition.num_clients):
+        batches = list(clients.ordered([client], split, 7))
+        shown = torch.cat([images(batch) for batch in batches]).numpy()
+        labels = torch.cat([batch.labels[0] for batch in batches]).numpy()
+        assert np.array_equal(shown, getattr(partition, split)[client])
+        assert np.array_equal(labels, dataset.labels[shown])
 
 
 def test_an_epoch_visits_each_sample_once_and_keeps_partial_batches(data: ClientData) -> None:

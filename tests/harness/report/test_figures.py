@@ -9,7 +9,18 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from PIL import Image
-from support.report_suites import a_setting, a_suite, every_kind, recorded, results_frame, rows, run_all, trials
+from support.report_suites import (
+    a_setting,
+    a_suite,
+    every_kind,
+    numbers_frame,
+    recorded,
+    records_frame,
+    results_frame,
+    rows,
+    run_all,
+    trials,
+)
 from support.run_folders import BACKBONE
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
@@ -18,6 +29,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
 from fedprompt.harness.report.collect import collect, summarise_seeds
+from fedprompt.harness.report.comparisons import with_gains
 from fedprompt.harness.report.figures import cost as figures_cost
 from fedprompt.harness.report.figures import write
 from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
@@ -59,7 +71,7 @@ def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFr
 
 def summary_of(suite: Suite, results: pd.DataFrame) -> pd.DataFrame:
     """With the values that the package brings."""
-    return with_published(suite, summarise_seeds(results), load_published(Path("nowhere")))
+    return with_gains(with_published(suite, summarise_seeds(results), load_published(Path("nowhere"))), {}, {})
 
 
 def drawn(figures: Iterator[DrawnFigure], name: str) -> list[Axes]:
@@ -145,15 +157,22 @@ def a_sweep(dataset: str = "glyph-domains") -> tuple[Suite, pd.DataFrame]:
     return suite, results_frame(suite, average_samples_1=[0.50, 0.60], average_samples_2=[0.52, 0.66])
 
 
-def test_v_sweep_is_paired_by_seed() -> None:
+def test_v_sweep_shows_accuracy_and_the_paired_difference_with_its_interval() -> None:
     suite, results = a_sweep()
-    assert sweep(results)["gain"].tolist() == pytest.approx([0.0, 2.0, 0.0, 6.0])
-    left, right = drawn(figures_vsweep(suite, results, summary_of(suite, results)), "v-sweep")
+    assert sweep(results)["value"].tolist() == pytest.approx([50.0, 52.0, 60.0, 66.0])
+    records = pd.concat(
+        records_frame({(0, "pfedbayespt", seed): [levels] * 2 for seed in TWO}).assign(samples=v)
+        for v, levels in ((1, [0.50, 0.60, 0.55]), (2, [0.52, 0.66, 0.58]))
+    )
+    summary = numbers_frame(suite, results, records)
+    left, right = drawn(figures_vsweep(suite, results, summary), "v-sweep")
     assert left.lines[0].get_xdata().tolist() == [1, 2]
     assert left.lines[0].get_ydata().tolist() == pytest.approx([55.0, 59.0])
-    assert right.lines[0].get_ydata().tolist() == pytest.approx([0.0, 4.0])
-    assert band_edges(right) == [pytest.approx((0.0, 4 + 4 / 2**0.5))]  # 2 and 6 points: less than the seeds differ
     assert band_edges(left) == [pytest.approx((55 - 10 / 2**0.5, 59 + 14 / 2**0.5))]
+    assert right.lines[0].get_xydata().tolist() == [[2, pytest.approx(11 / 3)]]
+    [low, high] = right.lines[1].get_ydata()[0], right.lines[2].get_ydata()[0]
+    gain = summary.set_index("metric").loc["average_samples_2"]
+    assert (low, high) == pytest.approx((gain["gain_low"], gain["gain_high"]))
 
 
 def test_the_published_point_is_for_its_own_data_only() -> None:

@@ -45,4 +45,4 @@ def test_a_sentence_names_what_rows_are_compared_with(kind: str, control: str) -
     suite = a_suite(settings=(setting,), seeds=(0, 1))
     accuracies = {(0, row, seed): [CLIENTS] * 2 for row in ("head-tune", "fedvpt") for seed in (0, 1)}
     comparisons = compare(suite, results_frame(suite), records_frame(accuracies, "local", "local"))
-    assert sentences(suite, comparisons)[0, "local"].startswith(f"Under a local head, the method equals {control}")
+    assert sentences(suite, comparisons, {})[0, "local"].startswith(f"Under a local head, the method equals {control}")

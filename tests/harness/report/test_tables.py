@@ -1,4 +1,5 @@
 import re
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import pytest
@@ -235,3 +236,35 @@ def test_names_of_files() -> None:
     assert slug("Label shift (CIFAR-100, s classes)") == "label-shift"
     assert slug("(?)") == "table"
     assert unique(["a", "b", "a", "a", "a-2"]) == ["a", "b", "a-2", "a-3", "a-2-2"]
+
+
+def shared_records(accuracies: Mapping[tuple[str, str], Sequence[float]]) -> pd.DataFrame:
+    """Two seeds, in which clients have these accuracies, by row and test set."""
+    frames = [
+        records_frame({(0, row, seed): [levels] * 2 for seed in (0, 1)}, "global").assign(test_set=test_set)
+        for (row, test_set), levels in accuracies.items()
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_base_to_novel_shows_all_means_and_the_gain_on_novel_classes() -> None:
+    setting = a_setting("half", kind="novel", partition="domains:m=1,novel=half", policies=("global",))
+    suite = a_suite(seeds=(0, 1), settings=(setting,))
+    nan = float("nan")
+    numbers = results_frame(
+        suite,
+        average=[0.8, 0.8, 0.9, 0.9],
+        base_average=[0.7, 0.7, 0.6, 0.6],
+        novel_average=[0.5, 0.5, 0.4, 0.4],
+        harmonic_mean=[0.64, 0.64, nan, nan],
+    )
+    levels = {("head-tune", "novel"): [0.5, 0.5, 0.5], ("fedvpt", "novel"): [0.41, 0.4, 0.39]}
+    records = shared_records({**levels, ("head-tune", "local"): [0.8] * 3, ("fedvpt", "local"): [0.9] * 3})
+    [(_, grids)] = results("Base to novel", numbers_frame(suite, numbers, records))
+    table = grids[0]
+    assert [column.metric for column in table.columns] == ["Average", "Base", "Novel", "Gain", "Harmonic Mean"]
+    texts = {row: [column.entries[place].text for column in table.columns] for place, row in enumerate(table.rows)}
+    assert texts["FedVPT"][:3] == ["90.00±0.00", "60.00±0.00", "40.00±0.00"]
+    assert texts["FedVPT"][3].startswith("−10.0 [")
+    assert texts["FedVPT"][4] == "n/a"
+    assert texts["No prompt"][3] == "control"

@@ -1,0 +1,27 @@
+"""Where cells depart from what the papers say."""
+
+from pathlib import Path
+
+from support.report_suites import a_suite
+from support.run_folders import BACKBONE
+
+from fedprompt.harness.cells.cell import make_cell
+from fedprompt.harness.cells.suite_file import load_suite
+from fedprompt.harness.report.method_differences import differences_table, method_differences
+
+DOCS = Path(__file__).parents[3] / "docs" / "paper-differences.md"
+
+
+def test_the_documentation_lists_all_that_remain() -> None:
+    assert differences_table(load_suite("paper")) in DOCS.read_text()
+
+
+def names(partition: str, **params: object) -> set[str]:
+    cell = make_cell("sgpt", "glyph-domains", partition, BACKBONE, params=params)
+    return {change.name for change in method_differences(a_suite(), cell)}
+
+
+def test_what_a_paper_says_may_depend_on_the_kind_of_shift() -> None:
+    assert {"query_blocks", "batch_vote"} <= names("domains:m=1")
+    assert not {"query_blocks", "batch_vote"} & names("classes:s=5")
+    assert not {"query_blocks", "batch_vote"} & names("domains:m=1", query_blocks=6, batch_vote=True)
