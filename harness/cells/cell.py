@@ -12,9 +12,9 @@ from fedprompt.datasets import dataset_names, parse_partition
 from fedprompt.harness.cells.code import code_digest
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.policy import PAPER, POLICIES, policy_protocol
+from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable, head_owner, policy_protocol
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.model.weights import BackboneSpec, is_clip
+from fedprompt.harness.model.weights import BackboneSpec, is_clip, offered
 from fedprompt.methods import Method, registry
 
 
@@ -27,7 +27,7 @@ class Cell:
     dataset: str
     partition: str  # canonical
     backbone: BackboneSpec
-    protocol: Protocol  # its head is `local` or `global`
+    protocol: Protocol  # its head is `local`, `global` or `none`
     seed: int
     code: str  # digest of the source that computes it
 
@@ -79,6 +79,7 @@ def make_cell(
     """
     method, policy = resolve_policy(method, policy)
     cls = registry().get(method)
+    cls.require(backbone.name, offered(backbone.name))
     if seed < 0:
         raise UserError(f"seed {seed} is negative; seeds are 0, 1, 2, ...")
     values = dataclasses.asdict(build(cls.Params, params or {}, f"parameters of {method}"))
@@ -101,6 +102,13 @@ def resolve_policy(method: str, policy: str) -> tuple[str, str]:
 
 def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Protocol:
     """``protocol`` with the head that ``policy`` asks for; fine-tuning lasts as long as a visit unless it says more."""
+    allowed = applicable(method.paper_policy)
+    if policy != PAPER and policy not in allowed:
+        has = "has no head" if head_owner(method.paper_policy) == "none" else "has a head"
+        raise UserError(f"method {method.name!r} {has}; its policies are {', '.join(allowed)}, not {policy!r}.")
+    owners = tuple(dict.fromkeys(map(head_owner, allowed)))
+    if protocol.head not in (PAPER, *owners):
+        raise UserError(f"method {method.name!r} cannot have head = {protocol.head!r}; use {' or '.join(owners)}.")
     if policy == PAPER and protocol.head != PAPER:
         return protocol
     resolved = method.paper_policy if policy == PAPER else policy

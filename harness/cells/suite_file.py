@@ -26,8 +26,8 @@ from typing import Any
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
-from fedprompt.harness.federation.policy import PAPER, POLICIES
-from fedprompt.harness.model.weights import backbone_spec
+from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
+from fedprompt.harness.model.weights import backbone_spec, offered
 from fedprompt.methods import registry
 
 FOLDER = Path(__file__).parent / "suites"
@@ -104,7 +104,7 @@ def _expand(
     kind, reference = entry.get("kind", KINDS[0]), entry.get("reference", "")
     if kind not in KINDS:
         raise unknown(f"kind of setting in {where}", kind, KINDS)
-    rows = _rows(entry.get("methods", raw.get("methods", "all")), variants)
+    rows = _rows(entry.get("methods", raw.get("methods", "all")), variants, offered(raw["backbone"]))
     if reference and reference not in {row.key for row in rows}:
         raise unknown(f"reference in {where}", reference, {row.key for row in rows})
     policies = _policies(entry.get("policies", raw.get("policies", [PAPER])), rows, where)
@@ -137,10 +137,10 @@ def _check_held_out(kind: str, partition: str, where: str) -> None:
         raise UserError(f"{where}: kind {kind!r} needs {wanted} in its partition {partition!r}.")
 
 
-def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:
-    """`all`, alone or in a list, means every registered method, without variants and aliases."""
+def _rows(methods: str | Sequence[str], variants: Mapping[str, Row], offers: frozenset[str]) -> tuple[Row, ...]:
+    """`all`, alone or in a list, means every method that the backbone can serve, without variants and aliases."""
     entries = [methods] if methods == "all" else methods
-    names = [name for entry in entries for name in (registry().names() if entry == "all" else [entry])]
+    names = [name for entry in entries for name in (registry().names(offers) if entry == "all" else [entry])]
     return tuple(variants.get(name) or _row(name) for name in dict.fromkeys(names))
 
 
@@ -158,6 +158,11 @@ def _policies(names: Sequence[str], rows: Sequence[Row], where: str) -> tuple[st
     for row in rows:
         if row.policy and not {row.policy, PAPER} & set(names):
             raise UserError(f"{where}: {row.key} is {row.method} with the policy {row.policy!r}, which policies lacks.")
+        possible = applicable(registry().get(row.method).paper_policy)
+        if not {*possible, PAPER} & set(names):
+            raise UserError(
+                f"{where}: {row.key} has the policies {', '.join(possible)}, and policies lacks all of them."
+            )
     return tuple(dict.fromkeys(names))
 
 
