@@ -2,9 +2,11 @@
 
 import logging
 import os
+import sqlite3
 import textwrap
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -29,8 +31,7 @@ SETTINGS = {  # of MLflow, unless the user has set them; they must be there befo
 
 def connect(uri: str) -> "MlflowClient":
     """A client that is quiet and gives up soon."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    _settle()
     import mlflow
 
     for name, level in {"mlflow": logging.ERROR, "alembic": logging.WARNING, "urllib3": logging.ERROR}.items():
@@ -40,6 +41,54 @@ def connect(uri: str) -> "MlflowClient":
 
         database.MAX_RETRY_COUNT = 3  # ten by default, which waits 100 s; there is no setting for it
     return mlflow.MlflowClient(uri)
+
+
+def _settle() -> None:
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store is there and does not want what it got; without rights to it, it is as good as away."""
+    from mlflow.exceptions import MlflowException
+
+    status = error.get_http_status_code() if isinstance(error, MlflowException) else 500
+    return 400 <= status < 500 and status not in (401, 403, 408, 429)
+
+
+def make_database(uri: str) -> None:
+    """Create an sqlite database of MLflow, if there is none, under another name first.
+
+    MLflow creates it by dozens of migrations; being killed in between leaves tables that it never accepts again. A
+    database in that state, which has no runs, is made anew.
+    """
+    path = Path(uri.partition("?")[0].removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or (path.exists() and not _is_half_made(path)):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        connect(f"sqlite:///{scratch}").search_experiments(max_results=1)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_half_made(path: Path) -> bool:
+    """Looked at without MLflow, which would keep a connection to it."""
+    with closing(sqlite3.connect(path, timeout=5)) as database:
+        try:
+            if database.execute("SELECT count(*) FROM runs").fetchone()[0]:
+                return False
+            [(version,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        except sqlite3.OperationalError as error:
+            return "no such table" in str(error)
+        except (sqlite3.DatabaseError, ValueError):  # not a database of MLflow, which will say so
+            return False
+    _settle()
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return bool(version != _get_latest_schema_revision())
 
 
 @contextmanager
