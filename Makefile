@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench test test-fast test-browser coverage ui perf lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage ui perf lint typecheck clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,11 +25,14 @@ setup: $(STAMP)  ## .venv with everything, versions from constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
 	@echo "installing into $(VENV) (a few minutes and about 6 GB the first time)"
-	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip]'
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip,ray,postgres]'
 	@printf '%s' "$(CURDIR)" > "$@"
 
 bench: setup  ## train the embedded suite, record it, write tables
 	"$(BIN)/fedprompt" bench embedded --workers $(WORKERS)
+
+bench-clip: setup  ## the same for text methods: the embedded CLIP suite
+	"$(BIN)/fedprompt" bench embedded-clip --workers $(WORKERS)
 
 test: setup lint typecheck  ## all tests, after lint and typecheck
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf

@@ -22,7 +22,7 @@ COMMON = (
     HARNESS / "cells" / "run.py",
     HARNESS / "core" / "rng.py",
     *(HARNESS / "federation").glob("*.py"),
-    *(HARNESS / "model" / f"{name}.py" for name in ("backbone", "batch", "features", "weights")),
+    *(HARNESS / "model" / f"{name}.py" for name in ("backbone", "batch", "features", "layer_inputs", "weights")),
     *(DATASETS / f"{name}.py" for name in ("_dataset", "_held_out", "_partition", "_sample", "_spec", "_splits")),
     *(METHODS / f"{name}.py" for name in ("_contract", "_headed")),  # what methods inherit
 )

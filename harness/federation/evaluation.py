@@ -101,15 +101,17 @@ def adapt(
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice.
 
     ``newcomers`` first go through the stages that the method has for them, whatever the policy of the head. Without
-    ``shared``, what the server sent stays as it is and only what is personal adapts.
+    ``shared``, what the server sent stays as it is and only what is the client's own adapts.
     """
     method, data, protocol = federation.method, federation.data, federation.protocol
     visit = partial(train, data=data, clients=clients, protocol=protocol, key=(federation.seed, state.round))
-    theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
+    received, theta = federation.theta(state, clients, newcomers)
+    sent = method.travelled(received, 0)
+    theta = theta if newcomers else _held(federation, state, clients)
     if newcomers:
         stages = held_stages(method.newcomer_stages(protocol.epochs), theta)
         theta, _ = visit(method, theta, stages, purpose="evaluation")
-    adapting = theta.keys() if shared else federation.personal(state, clients[0]).keys()
+    adapting = theta.keys() if shared else theta.keys() - sent.keys()
     stages = held_stages([method.adaptation(epochs)], adapting)
     once = method.fixed_inputs and epochs and stages[0].rates
     inputs = _head_inputs(federation, theta, clients) if once else None

@@ -24,7 +24,7 @@ class Mine(FedVPT):
 # into the store, whose content has its own checksum.
 ELSEWHERE = {"errors", "fields", "files", "progress", "cell", "code", "folder", "journal", "site", "testing", "glyphs"}
 ELSEWHERE |= {"_download", "_folders", "_glyph_classes", "_glyph_styles", "_images", "_layouts", "_listing", "_plot"}
-ELSEWHERE |= {"_prepare", "_registry", "_sources", "_store", "glyph_fonts", "pretraining", "__init__"}
+ELSEWHERE |= {"_prepare", "_registry", "_sources", "_store", "glyph_fonts", "pretraining", "zero_shot", "__init__"}
 
 
 def digest(folder: Path, source: str) -> str:
