@@ -40,6 +40,8 @@ class BackboneSpec:
 
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
+    if image_size is not None and image_size < 1:
+        raise UserError(f"image size {image_size} is out of range; leave it out for the backbone's own.")
     if is_clip(name):
         from fedprompt.harness.model.clip_weights import clip_spec
 

@@ -52,7 +52,9 @@ def is_refusal(error: Exception) -> bool:
     """Whether the store is there and does not want what it got; without rights to it, it is as good as away."""
     from mlflow.exceptions import MlflowException
 
-    status = error.get_http_status_code() if isinstance(error, MlflowException) else 500
+    if not isinstance(error, MlflowException):
+        return False
+    status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
     return 400 <= status < 500 and status not in (401, 403, 408, 429)
 
 
@@ -88,7 +90,7 @@ def _is_half_made(path: Path) -> bool:
     _settle()
     from mlflow.store.db.utils import _get_latest_schema_revision
 
-    return bool(version != _get_latest_schema_revision())
+    return bool(version != _get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -183,11 +183,11 @@ class Tracker:
         runs = self._store.search_runs(
             [self._experiment(cell.dataset).experiment_id], f"tags.cell_hash = '{cell.hash}'", order_by=["start_time"]
         )
-        first, *others = sorted(runs, key=lambda run: not _is_finished(run)) or [None]
-        for run in others:
-            if run and run.info.status == "RUNNING":
+        ordered = sorted(runs, key=lambda run: not _is_finished(run))
+        for run in ordered[1:]:
+            if run.info.status == "RUNNING":
                 self._store.delete_run(run.info.run_id)
-        return first
+        return ordered[0] if ordered else None
 
     def _begun(self, cell: Cell, live: _Live) -> "Run | None":
         """The run to go on with; that of a cell started over is deleted, because its rounds may come out otherwise."""
