@@ -18,16 +18,16 @@ from fedprompt.methods import Method
 
 HARNESS = Path(__file__).resolve().parents[1]
 DATASETS, METHODS = (Path(str(module.__file__)).resolve().parent for module in (fedprompt.datasets, fedprompt.methods))
+MODEL = HARNESS / "model"
+CLIP = (*MODEL.glob("clip*.py"), *(MODEL / f"{name}.py" for name in ("micro_clip", "open_clip_towers", "text")))
+ELSEWHERE = (*MODEL.glob("pretraining*.py"), MODEL / "zero_shot.py")  # what makes weights, and what only refuses
 COMMON = (
     HARNESS / "cells" / "run.py",
     HARNESS / "core" / "rng.py",
     *(HARNESS / "federation").glob("*.py"),
-    *(HARNESS / "model" / f"{name}.py" for name in ("backbone", "batch", "features", "layer_inputs", "weights")),
+    *(set(MODEL.glob("*.py")) - {*CLIP, *ELSEWHERE}),
     *(DATASETS / f"{name}.py" for name in ("_dataset", "_held_out", "_partition", "_sample", "_spec", "_splits")),
     *(METHODS / f"{name}.py" for name in ("_contract", "_headed")),  # what methods inherit
-)
-CLIP = tuple(
-    HARNESS / "model" / f"{name}.py" for name in ("clip", "clip_weights", "micro_clip", "open_clip_towers", "text")
 )
 
 
