@@ -196,7 +196,7 @@ def runs(suite: Suite, results: pd.DataFrame) -> Section:
     return Section("Runs", (text,), (grid,), page_only=True, folded=True)
 
 
-def _run(cell: Mapping[str, Any] | None) -> Entry:
+def _run(cell: Mapping[Any, Any] | None) -> Entry:
     if cell is None or cell["status"] != "finished":
         return Entry(MISSING)
     return Entry(cell["cell"], link=f"../../runs/{cell['cell']}/")
