@@ -60,8 +60,8 @@ soak: setup  ## kills, random input, a full disk, two benches on one folder; at 
 ui: setup  ## MLflow UI on 127.0.0.1:5000
 	"$(BIN)/python" -m mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
 
-perf: setup  ## speed, side by side in one run
-	"$(BIN)/fedprompt" perf
+perf: setup  ## speed as ratios beside their aims, from one run, and micro-benchmarks
+	OMP_NUM_THREADS=1 "$(BIN)/fedprompt" perf
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 lint: setup  ## ruff, and the import contract
