@@ -73,12 +73,12 @@ class FedMGP(TextMethod):
 
     def draw(self, count: int, rng: torch.Generator) -> State:
         params, clip = self.params, self.backbone
-        words = clip.text.context_of(" ".join(self.words[: params.length])).cpu()
+        words = clip.text.context_of(" ".join(self.words[: params.length]))
         if len(words) != params.length:
             raise UserError(
                 f"fedmgp: the first {params.length} of {self.words} are {len(words)} tokens; choose others."
             )
-        text = words + CONTEXT_STD / 2 * torch.randn(count, *words.shape, generator=rng)
+        text = words + CONTEXT_STD / 2 * torch.randn(count, *words.shape, generator=rng).to(words.device)
         visual = CONTEXT_STD * torch.randn(count, int(params.visual_length), clip.width, generator=rng)
         return {"text": text, "visual": visual}
 
