@@ -64,7 +64,7 @@ class FedMGP(TextMethod):
         return words
 
     @cached_property
-    def prompts(self) -> Prompts:  # type: ignore[override]
+    def prompts(self) -> Prompts:
         learned = int(self.params.length)
         start = " ".join([PLACEHOLDER] * learned + self.words[learned:])
         return self.backbone.text.tokenise([f"{start} {spoken_name(name)}." for name in self.task.class_names], learned)
