@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure
 
 MISSING = "–"
-FAILED = "failed"
+FAILED, DIVERGED = "failed", "diverged"
 UNTUNED = "‡"  # marks numbers whose rates were not tuned, beside others whose were
 GAP = 2  # characters between two columns of text
 

@@ -1,6 +1,7 @@
 """What a reader must know to judge the numbers: warnings, how to read them, tuned values, where they come from."""
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,8 @@ LISTED = 20  # failures that are listed one by one
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     """What could mislead, the worst first."""
-    finished, failed = (results[results["status"] == status] for status in ("finished", "failed"))
+    finished = results[results["status"] == "finished"]
+    stopped = results[results["status"].isin(("diverged", "failed"))]
     lines = []
     if suite.backbone.weights == "random":
         lines.append("RANDOM WEIGHTS: the backbone was never trained; these numbers say nothing about the methods.")
@@ -32,12 +34,27 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     if done < cells:
         todo = f"complete them with: fedprompt bench {suite.argument}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
+    lines += _other_code(suite, results)
     reasons = [
-        f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
-        for row in failed.drop_duplicates("cell").to_dict("records")
+        f"{row['status']}: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason']}"
+        for row in stopped.drop_duplicates("cell").to_dict("records")
     ]
-    more = [f"... and {len(reasons) - LISTED} more failed; see cells.csv."] if len(reasons) > LISTED else []
+    more = [f"... and {len(reasons) - LISTED} more; see cells.csv."] if len(reasons) > LISTED else []
     return lines + reasons[:LISTED] + more
+
+
+def _other_code(suite: Suite, results: pd.DataFrame) -> list[str]:
+    """Which cells other code has finished, and whether they are shown."""
+    older = results[results["other_code"] != ""].drop_duplicates("cell")
+    if older.empty:
+        return []
+    counts = ", ".join(f"{method} {count}" for method, count in older["method"].value_counts(sort=False).items())
+    if (older["status"] == "finished").any():
+        return [f"OTHER CODE: {len(older)} cells were computed by other code than the present ({counts})."]
+    return [
+        f"{len(older)} cells are finished, but by other code than the present ({counts}), and not shown: compute them "
+        f"with fedprompt bench {suite.argument}, or show them with fedprompt report {suite.argument} --accept-code"
+    ]
 
 
 def untuned_note(suite: Suite) -> str:
@@ -51,14 +68,13 @@ def untuned_note(suite: Suite) -> str:
 def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:
     """What was run, in a few words each."""
     finished, spec = results[results["status"] == "finished"], suite.backbone
-    code = ", ".join(sorted(set(results["code"])))
     commits = sorted({short_commit(str(commit)) for commit in finished["commit"] if commit})
     return [
         ("Backbone", f"{spec.name}, {spec.image_size} px, weights {spec.weights}"),
         ("Seeds", ", ".join(map(str, suite.seeds))),
         ("Cells", f"{finished['cell'].nunique()} of {results['cell'].nunique()} finished"),
         ("Learning rates", _tuned_share(suite, results)),
-        ("Code", f"fedprompt-bench {', commit '.join([code, *commits])}"),
+        ("Code", f"fedprompt-bench {', commit '.join([version('fedprompt-bench'), *commits])}"),
     ]
 
 
