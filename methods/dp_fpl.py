@@ -134,4 +134,5 @@ def epsilon(multiplier: float, share: float, steps: int, delta: float) -> float:
         top = max(terms)
         return (top + math.log(sum(math.exp(term - top) for term in terms))) / (order - 1)
 
-    return min(steps * divergence(order) + math.log(1 / delta) / (order - 1) for order in ORDERS)
+    best: float = min(steps * divergence(order) + math.log(1 / delta) / (order - 1) for order in ORDERS)
+    return best
