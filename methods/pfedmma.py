@@ -56,7 +56,8 @@ class PFedMMA(TextMethod):
         return layers("shared", self.adapted, inner, inner, rng)
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
-        inner, personal = int(self.params.bottleneck), {}
+        inner = int(self.params.bottleneck)
+        personal: State = {}
         for tower, width in (("text", self.backbone.text.width), ("image", self.backbone.width)):
             personal |= layers(f"{tower}.down", self.adapted, width, inner, rng)
             personal |= layers(f"{tower}.up", self.adapted, inner, width, rng)
