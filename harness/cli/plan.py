@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.text import bytes_text, scaled
+from fedprompt.harness.core.text import bytes_text, duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,10 +97,3 @@ def _work(line: Line, payload: Sequence[str]) -> list[str]:
 def _sums(lines: Sequence[Line]) -> Line:
     keys = ("cells", "finished", "images", "flops", "bytes_sent", "seconds")
     return {key: sum(line[key] for line in lines) for key in keys}
-
-
-def duration(seconds: float) -> str:
-    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.1f} s"

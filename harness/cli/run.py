@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
     backbone = backbone_spec(args.backbone, args.weights, args.image_size)
     where = (args.method, args.dataset, args.partition, backbone)
     cell = make_cell(*where, args.seed, params, protocol, args.policy)
-    [outcome] = run_and_record([cell], make_site(args), args, {cell.hash} if args.restart else (), suite="")
+    [outcome] = run_and_record([cell], make_site(args), args, {cell.hash} if args.restart else ())
     if outcome.error:
         if not outcome.folder.exists():
             raise UserError(outcome.error)
@@ -65,8 +65,8 @@ def run(args: Namespace) -> int:
 def _print_summary(outcome: "CellOutcome") -> None:
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
     rounds = f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
-    for policy, suffix in ((cell.protocol.head, ""), ("global_then_ft", "_ft")):
+    for head, suffix in (("head", ""), ("head, fine-tuned", "_ft")):
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
-            print(f"{cell.label}, {policy} head: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
+            print(f"{cell.label} {head}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
     print(f"partition {summary['partition_hash'][:16]}, records in {outcome.folder}")

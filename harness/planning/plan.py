@@ -19,7 +19,15 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.planning.calibration import Job, Overhead, Price, measure_overhead, prices, structure
+from fedprompt.harness.planning.calibration import (
+    Job,
+    Overhead,
+    Price,
+    count_passes,
+    measure_overhead,
+    prices,
+    structure,
+)
 from fedprompt.harness.planning.cost import Cost
 from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, tally_cells
@@ -127,6 +135,20 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     together = sum(left) if not timed else makespan(left, workers) + started + overhead.start
     notes = tuple(known.note for known in data.values() if known.note)
     return Plan(cell_plans, lines, together, notes)
+
+
+def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
+    """FLOPs of every cell, by hash, counted without timing anything."""
+    data = {name: labelled(name, site.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)}
+    costs: dict[str, Cost] = {}
+    flops = {}
+    for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
+        classes = trained_classes(parse_partition(cell.partition), data[cell.dataset])
+        job = _joined(None, cell, classes, tally)
+        key = json.dumps([_key(cell, classes), sorted(tally.images)])
+        costs[key] = costs.get(key) or count_passes(job)
+        flops[cell.hash] = CellPlan(cell, tally, costs[key]).flops
+    return flops
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:

@@ -1,5 +1,6 @@
 """The report of a suite: `<out>/report/<suite>/` and the terminal."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise_suite
+from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import write_figures
+from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
 FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"]
@@ -18,6 +21,7 @@ FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy"
 
 def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file."""
+    stamp = make_stamp(suite, uri, out)  # before anything is read, so that a later run is noticed next time
     recorded = collect(suite, uri, out)
     results = recorded.results
     folder = out / "report" / suite.name
@@ -31,9 +35,16 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     latex.write(document, folder)
     _write(folder / "tables.csv", _tables_csv(suite, summary.numbers))
     _write(folder / "cells.csv", _csv(results.drop(columns="column")))
+    _show(document, folder, console)
+    text = Console(file=io.StringIO(), width=console.width)
+    _show(document, folder, text)
+    write_stamp(folder, stamp, text.file.getvalue())  # type: ignore[attr-defined]
+    return folder / "index.html"
+
+
+def _show(document: Document, folder: Path, console: Console) -> None:
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
-    return folder / "index.html"
 
 
 def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:

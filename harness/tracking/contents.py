@@ -73,6 +73,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
         "partition": cell.partition,
         "seed": str(cell.seed),
         "phase": cell.phase,
+        "head": cell.protocol.head,
         "backbone": cell.backbone.name,
         "weights": cell.backbone.weights,
         "code": cell.code,
