@@ -25,7 +25,7 @@ setup: $(STAMP)  ## .venv with everything, versions from constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
 	@echo "installing into $(VENV) (a few minutes and about 6 GB the first time)"
-	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip]'
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip,ray,postgres]'
 	@printf '%s' "$(CURDIR)" > "$@"
 
 bench: setup  ## train the embedded suite, record it, write tables

@@ -4,6 +4,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.backbone import Edit, FrozenViT, deep, insert, shallow
 from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.methods._contract import Method, Stage, State, Task, weighted_mean
 from fedprompt.methods._headed import (
     HeadedMethod,
@@ -16,11 +17,13 @@ from fedprompt.methods._headed import (
     revised,
 )
 from fedprompt.methods._registry import ALIASES, Registry, load_plugin, registry
+from fedprompt.methods._text import TextMethod, TextParams
 
 __all__ = [
     "ALIASES",
     "Batch",
     "Edit",
+    "FrozenCLIP",
     "FrozenViT",
     "HeadParams",
     "HeadedMethod",
@@ -30,6 +33,8 @@ __all__ = [
     "Stage",
     "State",
     "Task",
+    "TextMethod",
+    "TextParams",
     "UserError",
     "cross_entropy",
     "deep",

@@ -29,7 +29,7 @@ class Task:
 
     class_names: tuple[str, ...]
     train_counts: Tensor  # (clients, classes): each client's own label statistics
-    head: str = "global"  # who owns the head: `local` (each client) or `global` (the server)
+    head: str = "global"  # who owns the head: `local` (each client), `global` (the server) or `none` (there is none)
     examples: Tensor = field(default_factory=lambda: torch.empty(0))  # a few training images, uint8, (n, 3, h, w)
 
     @property
@@ -60,7 +60,7 @@ class Method(ABC):
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
     needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
     Params: ClassVar[type]
-    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global or global_then_ft
+    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global global_then_ft, none
     # Whether its state has no axis of classes: then it can also score classes that nobody trained on, by their names.
     open_vocabulary: ClassVar[bool] = False
     # Whether the head reads the same in every epoch of an adaptation, so that `head_inputs` is asked once.
@@ -70,13 +70,19 @@ class Method(ABC):
     stop_gradients: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
-        missing = self.needs - backbone.offers
-        if missing:
-            raise UserError(
-                f"method {self.name!r} needs {', '.join(sorted(missing))}, which backbone {backbone.name!r} does not "
-                f"offer (it offers {', '.join(sorted(backbone.offers))})."
-            )
+        self.require(backbone.name, backbone.offers)
         self.params, self.backbone, self.task = params, backbone, task
+
+    @classmethod
+    def require(cls, backbone: str, offers: frozenset[str]) -> None:
+        """Refuse a backbone that lacks what the method needs."""
+        missing = cls.needs - offers
+        if missing:
+            clip = "; use micro-clip or clip:NAME, such as clip:ViT-B-16" if "text" in missing else ""
+            raise UserError(
+                f"method {cls.name!r} needs {', '.join(sorted(missing))}, which backbone {backbone!r} does not "
+                f"offer (it offers {', '.join(sorted(offers))}){clip}."
+            )
 
     @classmethod
     def feature_depth(cls, params: Any) -> int | None:  # noqa: ARG003
@@ -152,12 +158,19 @@ class Method(ABC):
         return {}
 
     def adaptation(self, epochs: int) -> Stage:
-        """How clients fit a copy of the head, with all else fixed, where the policy of the head says so."""
+        """How clients fit a copy of the head, with all else fixed, where the policy of the head says so.
+
+        Where no policy fine-tunes, only what is personal trains.
+        """
         return Stage("adapt", {k: lr for k, lr in self.rates().items() if k.startswith("head.")}, epochs)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
         """What the head reads, (K, B, d); the loss finds it as ``batch.head_inputs`` in stage "adapt"."""
         raise NotImplementedError  # called with fixed_inputs only
+
+    def step_floats(self) -> int:
+        """Floats of one client that a step keeps for its backward pass, whatever its images: those of class texts."""
+        return 0
 
     def newcomer_stages(self, epochs: int) -> Sequence[Stage]:  # noqa: ARG002
         """What a client kept out of all rounds trains of what `newcomer` sent it, before and without its head."""

@@ -28,6 +28,7 @@ class Alias(NamedTuple):
 ALIASES = {
     "local-head": Alias("head-tune", "local", "No prompt, local head"),
     "head-tune-ft": Alias("head-tune", "global_then_ft", "No prompt, fine-tuned head"),
+    "promptfl-ft": Alias("promptfl", "none_then_ft", "PromptFL+FT"),
 }
 
 
@@ -79,9 +80,10 @@ class Registry:
         """As tables print it."""
         return ALIASES[name].title if name in ALIASES else self.get(name).title
 
-    def names(self) -> list[str]:
-        """In the order of tables, without aliases."""
-        return sorted(self._methods, key=lambda name: (self._methods[name].order, name))
+    def names(self, offers: frozenset[str] | None = None) -> list[str]:
+        """In the order of tables, without aliases; only those that ``offers`` of a backbone suffice for, if given."""
+        names = [name for name, method in self._methods.items() if offers is None or method.needs <= offers]
+        return sorted(names, key=lambda name: (self._methods[name].order, name))
 
 
 def _methods_of(module: ModuleType) -> Iterator[type[Method]]:

@@ -15,9 +15,9 @@ import fedprompt.methods
 from fedprompt.datasets import dataset_names, parse_partition
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.policy import PAPER, POLICIES, policy_protocol
+from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable, head_owner, policy_protocol
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.model.weights import BackboneSpec, offered
 from fedprompt.methods import Method, registry
 
 SIZES = ("clients=", "shots=", "test_shots=", "min_size=")  # keys of a partition that labels leave out
@@ -32,7 +32,7 @@ class Cell:
     dataset: str
     partition: str  # canonical
     backbone: BackboneSpec
-    protocol: Protocol  # its head is `local` or `global`
+    protocol: Protocol  # its head is `local`, `global` or `none`
     seed: int
     code: str  # the package's version; for a plugin also the digest of its file
 
@@ -89,6 +89,7 @@ def make_cell(
     """
     method, policy = resolve_policy(method, policy)
     cls = registry().get(method)
+    cls.require(backbone.name, offered(backbone.name))
     if seed < 0:
         raise UserError(f"seed {seed} is negative; seeds are 0, 1, 2, ...")
     values = dataclasses.asdict(build(cls.Params, params or {}, f"parameters of {method}"))
@@ -110,6 +111,13 @@ def resolve_policy(method: str, policy: str) -> tuple[str, str]:
 
 def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Protocol:
     """``protocol`` with the head that ``policy`` asks for; fine-tuning lasts as long as a visit unless it says more."""
+    allowed = applicable(method.paper_policy)
+    if policy != PAPER and policy not in allowed:
+        has = "has no head" if head_owner(method.paper_policy) == "none" else "has a head"
+        raise UserError(f"method {method.name!r} {has}; its policies are {', '.join(allowed)}, not {policy!r}.")
+    owners = tuple(dict.fromkeys(map(head_owner, allowed)))
+    if protocol.head not in (PAPER, *owners):
+        raise UserError(f"method {method.name!r} cannot have head = {protocol.head!r}; use {' or '.join(owners)}.")
     if policy == PAPER and protocol.head != PAPER:
         return protocol
     resolved = method.paper_policy if policy == PAPER else policy

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 from collections import Counter, deque
@@ -52,13 +51,18 @@ def execute(
     """
     if executor != "ray" and workers == 1:
         for cell in cells:
-            yield _attempt(cell, site, on_round, cell.hash in restart)
+            yield attempt(cell, site, on_round, cell.hash in restart)
         return
-    tries = _Tries(site, set(restart), on_round)
-    yield from _on_ray(cells, site, tries) if executor == "ray" else _in_processes(cells, site, tries, workers)
+    tries = Tries(site, set(restart), on_round)
+    if executor == "ray":
+        from fedprompt.harness.cells.on_ray import execute_on_ray
+
+        yield from execute_on_ray(cells, site, tries)
+    else:
+        yield from _in_processes(cells, site, tries, workers)
 
 
-def _attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
+def attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
     folder = run_folder(site.out, cell)
     try:
         if is_locked(folder):  # known before the data are loaded
@@ -86,7 +90,7 @@ def _failed(cell: Cell, folder: Path, reason: str) -> CellOutcome:
     return CellOutcome(cell, folder, reason)
 
 
-class _Tries:
+class Tries:
     """What a parent knows of its cells: which have begun, and how often their processes died."""
 
     def __init__(self, site: Site, restart: set[str], on_round: OnRound) -> None:
@@ -149,7 +153,7 @@ def _serve(pipe: "Connection[Any, Any]", site: Site) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     while True:
         cell, restart = pipe.recv()
-        pipe.send(_attempt(cell, site, pipe.send, restart))
+        pipe.send(attempt(cell, site, pipe.send, restart))
 
 
 def _die_with_parent() -> None:
@@ -160,7 +164,7 @@ def _die_with_parent() -> None:
     os._exit(1)
 
 
-def _in_processes(cells: Sequence[Cell], site: Site, tries: _Tries, count: int) -> Iterator[CellOutcome]:
+def _in_processes(cells: Sequence[Cell], site: Site, tries: Tries, count: int) -> Iterator[CellOutcome]:
     waiting, workers = deque(cells), dict[Any, _Worker]()  # by pipe
     try:
         while waiting or any(worker.cell for worker in workers.values()):
@@ -188,49 +192,3 @@ def _in_processes(cells: Sequence[Cell], site: Site, tries: _Tries, count: int) 
     finally:
         for worker in workers.values():
             worker.end()
-
-
-def _on_ray(cells: Sequence[Cell], site: Site, tries: _Tries) -> Iterator[CellOutcome]:
-    """Needs a file system that all nodes share for ``site.out``."""
-    try:
-        import ray
-        from ray.exceptions import RayError
-        from ray.util.queue import Empty, Queue
-    except ImportError as error:
-        raise UserError("executor 'ray' needs the extra: pip install 'fedprompt-bench[ray]'.") from error
-    connected = ray.is_initialized()
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    messages = Queue()
-    gpus = 1 if site.device.startswith("cuda") else 0
-
-    def work(cell: Cell, restart: bool) -> CellOutcome:
-        return _attempt(cell, site, messages.put, restart)
-
-    remote_work = ray.remote(num_cpus=site.threads, num_gpus=gpus, max_retries=0)(work)
-    waiting, running = deque(cells), dict[Any, Cell]()
-    try:
-        while waiting or running:
-            while waiting:
-                cell = waiting.popleft()
-                running[remote_work.remote(cell, tries.starts_over(cell))] = cell
-            done, _ = ray.wait(list(running), timeout=0.5)
-            while True:
-                try:
-                    tries.round(messages.get_nowait())
-                except (Empty, queue.Empty):
-                    break
-            for task in done:
-                cell = running.pop(task)
-                try:
-                    outcome = ray.get(task)
-                except RayError as error:
-                    outcome = tries.died(cell, type(error).__name__)
-                if outcome is None:
-                    waiting.append(cell)
-                else:
-                    yield outcome
-    finally:
-        for task in running:
-            ray.cancel(task, force=True)
-        if not connected:
-            ray.shutdown()

@@ -16,6 +16,11 @@ class Site:
     device: str = "cpu"
     threads: int = 1
     plugins: tuple[str, ...] = ()
+    gpus_per_cell: float = 1.0  # that a Ray cluster sets aside; cells with a part of one share it
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpus_per_cell <= 1:
+            raise UserError(f"--gpus-per-cell {self.gpus_per_cell:g} must be above 0 and at most 1, such as 0.25.")
 
 
 DEFAULT_SITE = Site()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.core.errors import unknown
-from fedprompt.harness.federation.policy import PAPER, head_owner
+from fedprompt.harness.federation.policy import PAPER, applicable, head_owner, is_finetuned
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.methods import registry
 
@@ -43,7 +43,7 @@ class Setting:
     reference_method: str = ""  # that row's method, where the row itself was left out by a selection
     protocol: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
-    policies: tuple[str, ...] = (PAPER,)  # of the head: each row is shown under every one
+    policies: tuple[str, ...] = (PAPER,)  # of the head: each row is shown under every one that it can have
 
     @property
     def reference_row(self) -> Row | None:
@@ -64,6 +64,11 @@ class Setting:
             return policy
         published = row.policy or registry().get(row.method).paper_policy
         return "global_then_ft" if self.kind == "unseen" and published == "global" else published
+
+    def shows(self, row: Row, policy: str) -> bool:
+        """Whether the row has an entry under ``policy``; policies of the head are not for methods without one."""
+        reading = self.reading(row, policy)
+        return row.policy in ("", reading) and reading in applicable(registry().get(row.method).paper_policy)
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ class Suite:
 
     def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:
         """One entry per policy; readings of one training share its cell."""
-        policies = [policy for policy in setting.policies if row.policy in ("", setting.reading(row, policy))]
+        policies = [policy for policy in setting.policies if setting.shows(row, policy)]
         readings = {setting.reading(row, policy) for policy in policies}
         cells = {
             head: self._make_cell(setting, row, seed, readings, head)
@@ -190,7 +195,7 @@ class Suite:
 
     def _make_cell(self, setting: Setting, row: Row, seed: int, readings: Collection[str], head: str) -> Cell:
         """What the suite says, then what tuning chose, then what the variant itself fixes."""
-        policy = "global_then_ft" if head == "global" and "global_then_ft" in readings else head
+        policy = next((reading for reading in readings if is_finetuned(reading) and head_owner(reading) == head), head)
         params = {**self._shared_params(setting, row, head), **row.params}
         where = (row.method, setting.dataset, setting.partition, self.backbone)
         return make_cell(*where, seed, params, setting.protocol, policy)

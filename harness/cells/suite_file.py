@@ -10,7 +10,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), methods, policies,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
-                         published = "DomainNet" (whose printed values are shown beside), reference (of an ablation),
+                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside: the ViT paper's,
+                         or those of the CLIP paper), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
 """
@@ -26,8 +27,8 @@ from typing import Any
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
-from fedprompt.harness.federation.policy import PAPER, POLICIES
-from fedprompt.harness.model.weights import backbone_spec
+from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
+from fedprompt.harness.model.weights import backbone_spec, offered
 from fedprompt.methods import registry
 
 FOLDER = Path(__file__).parent / "suites"
@@ -42,14 +43,20 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def suite_path(name: str) -> Path:
+    """The file of a suite that comes with the package, by name, or of any other by its path."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    return path
+
+
 def load_suite(name: str, weights: str | None = None) -> Suite:
     """A suite that comes with the package, by name, or any other by the path of its file.
 
     ``weights`` (a file, `hub` or `random`) replaces what the suite says.
     """
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file():
-        raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    path = suite_path(name)
     try:
         raw = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -104,7 +111,7 @@ def _expand(
     kind, reference = entry.get("kind", KINDS[0]), entry.get("reference", "")
     if kind not in KINDS:
         raise unknown(f"kind of setting in {where}", kind, KINDS)
-    rows = _rows(entry.get("methods", raw.get("methods", "all")), variants)
+    rows = _rows(entry.get("methods", raw.get("methods", "all")), variants, offered(raw["backbone"]))
     if reference and reference not in {row.key for row in rows}:
         raise unknown(f"reference in {where}", reference, {row.key for row in rows})
     policies = _policies(entry.get("policies", raw.get("policies", [PAPER])), rows, where)
@@ -137,10 +144,10 @@ def _check_held_out(kind: str, partition: str, where: str) -> None:
         raise UserError(f"{where}: kind {kind!r} needs {wanted} in its partition {partition!r}.")
 
 
-def _rows(methods: str | Sequence[str], variants: Mapping[str, Row]) -> tuple[Row, ...]:
-    """`all`, alone or in a list, means every registered method, without variants and aliases."""
+def _rows(methods: str | Sequence[str], variants: Mapping[str, Row], offers: frozenset[str]) -> tuple[Row, ...]:
+    """`all`, alone or in a list, means every method that the backbone can serve, without variants and aliases."""
     entries = [methods] if methods == "all" else methods
-    names = [name for entry in entries for name in (registry().names() if entry == "all" else [entry])]
+    names = [name for entry in entries for name in (registry().names(offers) if entry == "all" else [entry])]
     return tuple(variants.get(name) or _row(name) for name in dict.fromkeys(names))
 
 
@@ -158,6 +165,11 @@ def _policies(names: Sequence[str], rows: Sequence[Row], where: str) -> tuple[st
     for row in rows:
         if row.policy and not {row.policy, PAPER} & set(names):
             raise UserError(f"{where}: {row.key} is {row.method} with the policy {row.policy!r}, which policies lacks.")
+        possible = applicable(registry().get(row.method).paper_policy)
+        if not {*possible, PAPER} & set(names):
+            raise UserError(
+                f"{where}: {row.key} has the policies {', '.join(possible)}, and policies lacks all of them."
+            )
     return tuple(dict.fromkeys(names))
 
 

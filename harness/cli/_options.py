@@ -75,7 +75,10 @@ def make_site(args: Namespace) -> "Site":
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    return Site(args.out, args.data_root, weights, choose_device(args.device), args.threads, plugins)
+    on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
+    device = args.device if on_cluster else choose_device(args.device)
+    gpus = getattr(args, "gpus_per_cell", 1.0)
+    return Site(args.out, args.data_root, weights, device, args.threads, plugins, gpus)
 
 
 def whole_suite(args: Namespace) -> "Suite":

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from fedprompt.harness.cells.cell import Cell
     from fedprompt.harness.cli._parser import Commands
 
-EXAMPLES = ("bench smoke", "bench embedded --workers 2", "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0")
+EXAMPLES = (
+    "bench smoke",
+    "bench embedded --workers 2",
+    "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0",
+    "bench paper --executor ray --gpus-per-cell 0.25",
+)
 
 
 def add(commands: "Commands") -> None:
     parser = add_command(commands, "bench", bench, "run all cells of a suite, then report", EXAMPLES)
     options.add_suite(parser)
-    parser.add_argument("--executor", default="local", choices=("local", "ray"))
+    parser.add_argument("--executor", default="local", choices=("local", "ray"), help="this machine, or a Ray cluster")
+    parser.add_argument("--gpus-per-cell", type=float, default=1.0, help="on a Ray cluster; 0.25 lets four share one")
     options.add_workers(parser)
     options.add_selection(parser)
     options.add_untuned(parser)

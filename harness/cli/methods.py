@@ -45,12 +45,14 @@ def methods(args: Namespace) -> None:
 def _describe(method: "type[Method]", console: "Console") -> None:
     """Meaning, state, payload and parameters."""
     from fedprompt.harness.core.fields import describe
+    from fedprompt.harness.federation.policy import applicable
 
     server, personal = _state(method)
+    policies = applicable(method.paper_policy)
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
     console.print(f"\npaper:    {method.paper}")
-    console.print(f"head:     {method.paper_policy} in the paper; --policy chooses another")
+    console.print(f"head:     {method.paper_policy} in the paper; --policy chooses of {', '.join(policies)}")
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
     console.print(f"personal: {personal}")

@@ -1,20 +1,27 @@
 """`fedprompt report`: tables and figures of a suite."""
 
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
+from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
 
 
+EXAMPLES = ("report embedded", "report embedded --against results/reference/embedded")
+
+
 def add(commands: "Commands") -> None:
-    parser = add_command(commands, "report", report, "tables of a suite from what MLflow holds", ("report embedded",))
+    parser = add_command(commands, "report", report, "tables of a suite from what MLflow holds", EXAMPLES)
     options.add_suite(parser)
     parser.add_argument("--weights", help="the weights file the suite was run with, if it was one of yours")
     parser.add_argument("--untuned", action="store_true", help="report the runs without tuned values")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="say which numbers differ from a published run's")
+    parser.add_argument("--publish", type=Path, metavar="DIR", help="also write report and records, small, to DIR")
     options.add_out(parser)
     options.add_plugins(parser)
     options.add_tracking(parser)
@@ -24,5 +31,17 @@ def report(args: Namespace) -> None:
     from rich.console import Console
 
     from fedprompt.harness.report import write_report
+    from fedprompt.harness.report.reference import against, publish
+    from fedprompt.harness.tuning.tuned import tuned_choices, write_tuned
 
-    write_report(options.selected_suite(args), options.tracking_uri(args), args.out, Console())
+    suite = options.selected_suite(args)
+    page = write_report(suite, options.tracking_uri(args), args.out, Console())
+    if args.publish:
+        publish(suite, args.out, args.publish)
+        write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])
+        print(f"Published: {args.publish}")
+    if args.against:
+        verdict = against(page.parent, args.against)
+        print("\n".join(verdict.lines))
+        if not verdict.same:
+            raise UserError(f"the runs differ from {args.against} by more than their seeds do.")

@@ -30,11 +30,14 @@ def add(commands: "Commands") -> None:
     parser.add_argument(
         "--policy",
         default="paper",
-        help="of the head: local, global, global_then_ft, or paper (default): the method's own choice",
+        help="of the head: local, global, global_then_ft; for methods without one none, none_then_ft; or paper "
+        "(default): the method's own choice",
     )
     parser.add_argument("--rounds", type=int, help="communication rounds (protocol default 100)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backbone", "-b", default="micro-vit", help="micro-vit or a plain timm ViT by name")
+    parser.add_argument(
+        "--backbone", "-b", default="micro-vit", help="micro-vit, micro-clip, a plain timm ViT or clip:NAME"
+    )
     parser.add_argument("--image-size", type=int, help="default: the backbone's own")
     add_site(parser)
     add_tracking(parser)
@@ -63,10 +66,12 @@ def run(args: Namespace) -> int:
 
 
 def _print_summary(outcome: "CellOutcome") -> None:
+    from fedprompt.harness.federation.policy import POLICY_NAMES, readings
+
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
     rounds = f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
-    for head, suffix in (("head", ""), ("head, fine-tuned", "_ft")):
+    for policy, suffix in zip(readings(cell.protocol), ("", "_ft"), strict=False):
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
-            print(f"{cell.label} {head}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
+            print(f"{cell.label}, {POLICY_NAMES[policy]}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
     print(f"partition {summary['partition_hash'][:16]}, records in {outcome.folder}")

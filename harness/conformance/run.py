@@ -19,7 +19,7 @@ from fedprompt.harness.conformance.lab import (
     same_bits,
     watch,
 )
-from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
+from fedprompt.harness.conformance.toy import toy_backbone_for, toy_federation
 from fedprompt.harness.federation.evaluation import Record, adapt, evaluate
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.rounds import Federation, FederationState
@@ -29,7 +29,7 @@ from fedprompt.methods import Method, State
 
 def frozen_backbone(method: type[Method], params: Params) -> None:
     """the backbone is bit for bit what it was, takes no gradient and stays in evaluation mode"""
-    backbone = toy_backbone()
+    backbone = toy_backbone_for(method)
 
     def tensors() -> State:
         return dict([*backbone.named_parameters(), *backbone.named_buffers()])
@@ -159,7 +159,7 @@ def _reloaded(state: FederationState) -> FederationState:
 
 def evaluation_without_side_effects(method: type[Method], params: Params) -> None:
     """evaluating or not leaves training bit for bit the same; evaluating twice gives the same scores"""
-    finetune = 1 if head_owner(method.paper_policy) == "global" else 0  # the second reading trains a copy
+    finetune = 0 if head_owner(method.paper_policy) == "local" else 1  # the second reading trains a copy
     _, quiet = after_rounds(method, params, 2)
     federation, state = after_rounds(method, params, 0, finetune_epochs=finetune)
     for _ in range(2):

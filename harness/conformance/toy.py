@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import nn
 
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.core.fields import build
@@ -17,10 +18,14 @@ from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.harness.model.clip import TEMPLATE, FrozenCLIP
 from fedprompt.harness.model.features import frozen_features
+from fedprompt.harness.model.micro_clip import WordTokenizer, make_vocabulary
+from fedprompt.harness.model.text import TextTower, spoken_name
 from fedprompt.methods import Method, Task
 
-CLASSES, SIZE = 4, 16
+CLASS_NAMES = tuple("abcd")
+CLASSES, SIZE = len(CLASS_NAMES), 16
 TRAIN_SIZES = (13, 8, 21, 5)  # ragged on purpose: one, two and three batches of eight, full and partial
 PROTOCOL = Protocol(rounds=3, epochs=2, batch_size=8, participation=0.5, last=2, eval_every=1)
 
@@ -31,6 +36,26 @@ def toy_backbone() -> FrozenViT:
         torch.manual_seed(derive(0, "init", "toy"))
         vit = VisionTransformer(img_size=SIZE, patch_size=4, embed_dim=32, depth=3, num_heads=2, num_classes=0)
     return FrozenViT(vit, "toy", "random", (0.5,) * 3, (0.5,) * 3)
+
+
+def toy_clip() -> FrozenCLIP:
+    """The toy's image tower, and a text tower of width 16 with two blocks that knows its words."""
+    vit = toy_backbone().vit
+    vocabulary = make_vocabulary([*map(spoken_name, CLASS_NAMES), TEMPLATE])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(0, "init", "toy", "text"))
+        embedding, positions = nn.Embedding(len(vocabulary), 16), nn.Parameter(0.01 * torch.randn(32, 16))
+        nn.init.normal_(embedding.weight, std=0.02)  # CLIP's own scales: a context of 0.02 is no smaller than a word
+        blocks = [Block(16, 2, mlp_ratio=2, qkv_bias=True) for _ in range(2)]
+        towers = TextTower(
+            WordTokenizer(vocabulary, 32), embedding, positions, blocks, nn.LayerNorm(16), nn.Linear(16, 24, bias=False)
+        )
+        projection = nn.Linear(32, 24, bias=False)
+    return FrozenCLIP(vit, projection, towers, 100.0, "toy", "random", (0.5,) * 3, (0.5,) * 3)
+
+
+def toy_backbone_for(method: type[Method]) -> FrozenViT:
+    return toy_clip() if "text" in method.needs else toy_backbone()
 
 
 @cache
@@ -45,8 +70,8 @@ def toy_dataset() -> Dataset:
         y, x = divmod(int(label), 2)
         images[row, label % 3, y * half : (y + 1) * half, x * half : (x + 1) * half] += 150
     is_test = np.arange(len(labels)) % 5 == 0
-    names = tuple("abcd")
-    return Dataset("toy", images.astype(np.uint8), labels, np.zeros_like(labels), is_test, names, ("toy",), "toy")
+    domains = np.zeros_like(labels)
+    return Dataset("toy", images.astype(np.uint8), labels, domains, is_test, CLASS_NAMES, ("toy",), "toy")
 
 
 @cache
@@ -73,7 +98,7 @@ def toy_federation(
     """``method`` on the toy; keywords replace fields of its protocol. The head is the paper's if none is given."""
     owner = protocol.pop("head", head_owner(method.paper_policy))
     rules = dataclasses.replace(PROTOCOL, head=owner, **protocol)
-    vit, dataset, split = backbone or toy_backbone(), toy_dataset(), partition or toy_partition()
+    vit, dataset, split = backbone or toy_backbone_for(method), toy_dataset(), partition or toy_partition()
     built_params: Any = build(method.Params, params or {}, method.name)
     needs_features = "features" in method.needs
     features = frozen_features(vit, dataset, method.feature_depth(built_params)) if needs_features else None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
+from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import (
     Evaluation,
@@ -80,7 +81,7 @@ def evaluate_unseen(
 def _evaluate(federation: Federation, state: FederationState, evaluation: Evaluation, group: Group) -> Iterator[Record]:
     newcomers = evaluation.newcomers
     if group.epochs or newcomers:
-        theta = adapt(federation, state, group.clients, group.epochs, newcomers)
+        theta = adapt(federation, state, group.clients, group.epochs, newcomers, is_finetuned(evaluation.policy))
     else:
         theta = _held(federation, state, group.clients)
     for split in (evaluation.split, *evaluation.shared):
@@ -90,19 +91,28 @@ def _evaluate(federation: Federation, state: FederationState, evaluation: Evalua
 
 
 def adapt(
-    federation: Federation, state: FederationState, clients: Sequence[int], epochs: int, newcomers: bool = False
+    federation: Federation,
+    state: FederationState,
+    clients: Sequence[int],
+    epochs: int,
+    newcomers: bool = False,
+    shared: bool = True,
 ) -> State:
-    """Stacked copies of what ``clients`` hold after ``epochs`` of training the head; the federation does not notice.
+    """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice.
 
-    ``newcomers`` first go through the stages that the method has for them, whatever the policy of the head.
+    ``newcomers`` first go through the stages that the method has for them, whatever the policy of the head. Without
+    ``shared``, what the server sent stays as it is and only what is the client's own adapts.
     """
     method, data, protocol = federation.method, federation.data, federation.protocol
     visit = partial(train, data=data, clients=clients, protocol=protocol, key=(federation.seed, state.round))
-    theta = federation.theta(state, clients, newcomers)[1] if newcomers else _held(federation, state, clients)
+    received, theta = federation.theta(state, clients, newcomers)
+    sent = method.travelled(received, 0)
+    theta = theta if newcomers else _held(federation, state, clients)
     if newcomers:
         stages = held_stages(method.newcomer_stages(protocol.epochs), theta)
         theta, _ = visit(method, theta, stages, purpose="evaluation")
-    stages = held_stages([method.adaptation(epochs)], theta)
+    adapting = theta.keys() if shared else theta.keys() - sent.keys()
+    stages = held_stages([method.adaptation(epochs)], adapting)
     once = method.fixed_inputs and epochs and stages[0].rates
     inputs = _head_inputs(federation, theta, clients) if once else None
     adapted, _ = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)

@@ -12,8 +12,8 @@ import pandas as pd
 
 from fedprompt.harness.federation.convergence import still_moving
 from fedprompt.harness.federation.evaluation import LOCAL, Record
+from fedprompt.harness.federation.policy import FINETUNED
 
-FINETUNED = "global_then_ft"
 COUNTS = ("correct", "total")
 COMBINED = (LOCAL, "base", "novel")  # test sets of the harmonic mean
 
@@ -41,11 +41,11 @@ def per_client(records: pd.DataFrame) -> pd.DataFrame:
 
 def trained_reading(records: pd.DataFrame) -> pd.DataFrame:
     """The records of the policy that clients trained under: those of the fine-tuned reading are left out."""
-    return records[records["policy"] != FINETUNED]
+    return records[~records["policy"].str.endswith(FINETUNED)]
 
 
 def finetuned_reading(records: pd.DataFrame) -> pd.DataFrame:
-    return records[records["policy"] == FINETUNED]
+    return records[records["policy"].str.endswith(FINETUNED)]
 
 
 def on_test_set(records: pd.DataFrame, name: str = LOCAL) -> pd.DataFrame:

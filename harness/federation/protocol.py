@@ -18,17 +18,20 @@ class Protocol:
     agg_weights: str = option("samples", "weights of the server's mean", choices=("samples", "uniform"))
     head: str = option(
         "paper",
-        "who owns the head while clients train: each client, the server, or whoever does in the method's paper",
-        choices=("paper", "local", "global"),
+        "who owns the head while clients train: each client, the server, nobody (methods without a head), or whoever "
+        "does in the method's paper",
+        choices=("paper", "local", "global", "none"),
     )
     finetune_epochs: int = option(
         0,
-        "if > 0, every evaluation is also read after each client has fine-tuned a copy of the global head so long",
+        "if > 0, every evaluation is also read after each client has fine-tuned a copy of the global head so long (of "
+        "its prompt, where the method has no head)",
         low=0,
     )
     never_sampled: str = option(
         "finetune",
-        "clients that never took part: fit their local head on a copy, leave out of the averages, or evaluate as is",
+        "clients that never took part: fit their private part (a local head) on a copy, leave out of the averages, or "
+        "evaluate as is",
         choices=("finetune", "exclude", "as_is"),
     )
     eval_point: str = option(

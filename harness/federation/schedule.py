@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
-from fedprompt.harness.federation.policy import readings
+from fedprompt.harness.federation.policy import is_finetuned, readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
 
@@ -142,10 +142,12 @@ def newcomer_evaluations(
 
 
 def adaptation_epochs(protocol: Protocol, policy: str) -> AdaptationEpochs:
-    """One rule for all methods: a local head is trained from its first draw, a global one as its policy says."""
-    if policy == "local":
-        return AdaptationEpochs(0, protocol.epochs if protocol.never_sampled == "finetune" else 0, protocol.epochs)
-    return AdaptationEpochs(*[protocol.finetune_epochs if policy == "global_then_ft" else 0] * 3)
+    """One rule for all methods: what is private is trained from its first draw, what is shared as the policy says."""
+    if is_finetuned(policy):
+        return AdaptationEpochs(*[protocol.finetune_epochs] * 3)
+    if policy == "global":  # nobody has a head of its own
+        return AdaptationEpochs(0, 0, 0)
+    return AdaptationEpochs(0, protocol.epochs if protocol.never_sampled == "finetune" else 0, protocol.epochs)
 
 
 def held_stages(stages: Sequence[Stage], held: Collection[str]) -> list[Stage]:
@@ -157,7 +159,7 @@ def auto_stack(method: Method, batch_size: int) -> int:
     """As many clients as keep a step's activations within STEP_MEMORY, by a rule of the shapes alone."""
     backbone = method.backbone
     if "images" not in method.needs:
-        return max(1, STEP_MEMORY // (batch_size * backbone.width * 64))
-    # About 16 floats per token and channel are kept for the backward pass of one block, prompts included.
-    per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
-    return max(1, STEP_MEMORY // (batch_size * per_image))
+        per_image = backbone.width * 64
+    else:  # about 16 floats per token and channel are kept for the backward pass of one block, prompts included
+        per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
+    return max(1, STEP_MEMORY // (batch_size * per_image + 4 * method.step_floats()))

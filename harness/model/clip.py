@@ -1,20 +1,20 @@
 """The frozen CLIP: an image tower that is a `FrozenViT` in every respect, a text tower, and the space they share."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.datasets import Dataset
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.backbone import Edit, FrozenViT
 from fedprompt.harness.model.text import Prompts, TextTower, spoken_name
 
+if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
+    from timm.models.vision_transformer import VisionTransformer
+
 TEMPLATE = "a photo of a {}."
-CHUNK = 256
 
 
 class FrozenCLIP(FrozenViT):
@@ -24,7 +24,7 @@ class FrozenCLIP(FrozenViT):
 
     def __init__(
         self,
-        vit: VisionTransformer,
+        vit: "VisionTransformer",
         projection: nn.Linear,
         text: TextTower,
         logit_scale: float,
@@ -80,34 +80,3 @@ class FrozenCLIP(FrozenViT):
         names = [spoken_name(name) for name in class_names]
         each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
         return F.normalize(torch.stack(each).mean(0), dim=-1)
-
-
-@torch.no_grad()
-def zero_shot_accuracy(
-    clip: FrozenCLIP, dataset: Dataset, rows: np.ndarray, templates: Sequence[str] | None = None
-) -> float:
-    """The share of images ``rows`` whose class is the nearest in the shared space."""
-    classes = clip.template_features(dataset.class_names, templates)
-    right = 0
-    for start in range(0, len(rows), CHUNK):
-        chunk = rows[start : start + CHUNK]
-        nearest = (clip.image_features(torch.from_numpy(np.array(dataset.images[chunk]))) @ classes.T).argmax(1).cpu()
-        right += int((nearest == torch.from_numpy(dataset.labels[chunk])).sum())
-    return right / len(rows)
-
-
-def require_zero_shot(clip: FrozenCLIP, accuracy: float, num_classes: int) -> None:
-    """Stop a run whose pretrained towers hardly beat chance: something before the method is wrong.
-
-    The bar is three times chance or, with so few classes that this cannot be asked, half-way from chance to certainty.
-    Random weights, asked for by that word, pass.
-    """
-    chance = 1 / num_classes
-    bar = min(3 * chance, (1 + chance) / 2)
-    if clip.weights != "random" and accuracy < bar:
-        raise UserError(
-            f"{clip.name} classifies {100 * accuracy:.1f} % of the images without training, less than the "
-            f"{100 * bar:.1f} % that sound weights must reach on {num_classes} classes (chance {100 * chance:.1f} %); "
-            "check that labels and class names belong together, that images are normalised with the weights' mean "
-            "and std, and that the model's GELU is the weights' (-quickgelu or not)."
-        )

@@ -25,7 +25,7 @@ from fedprompt.datasets.glyph_fonts import FONTS, mask
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import numpy_rng, torch_rng
 from fedprompt.harness.model import pretraining
-from fedprompt.harness.model.clip import FrozenCLIP, zero_shot_accuracy
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.micro_clip import (
     WordTokenizer,
     load_micro_clip,
@@ -36,6 +36,7 @@ from fedprompt.harness.model.micro_clip import (
 )
 from fedprompt.harness.model.text import PLACEHOLDER, Prompts, spoken_name
 from fedprompt.harness.model.weights import file_identity
+from fedprompt.harness.model.zero_shot import zero_shot_accuracy
 
 # One cut of each family; every family and every attribute is still met in another cut.
 HELD_OUT_FONTS = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")

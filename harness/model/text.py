@@ -8,14 +8,16 @@ once per client instead of once per client and class.
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.errors import UserError
+
+if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
+    from timm.models.vision_transformer import Block
 
 PLACEHOLDER = "X"  # one token in every vocabulary; the context takes its place
 
@@ -57,7 +59,7 @@ class TextTower(nn.Module):
         tokenizer: Tokenizer,
         embedding: nn.Embedding,
         positions: nn.Parameter,
-        blocks: Sequence[Block],
+        blocks: Sequence["Block"],
         norm: nn.Module,
         projection: nn.Linear,
     ) -> None:
@@ -117,6 +119,15 @@ class TextTower(nn.Module):
         for block in self.blocks[:-1]:
             prefix, names = _step(block, prefix, names, earlier)
         return F.normalize(self.projection(self.norm(self._read(prefix, names, prompts.ends - ahead))), dim=-1)
+
+    def kept_floats(self, prompts: Prompts) -> int:
+        """About what a pass under one context keeps for the backward pass.
+
+        16 floats per channel and block for each token of a name, and the keys and values that it sees.
+        """
+        classes, tokens = prompts.ids.shape
+        own = tokens - 1 - prompts.length
+        return classes * (16 * own + 2 * tokens) * self.width * len(self.blocks)
 
     def _read(self, prefix: Tensor, names: Tensor, ends: Tensor) -> Tensor:
         """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""

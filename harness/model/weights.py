@@ -111,6 +111,15 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
     return FrozenViT(vit, spec.name, spec.weights, mean, std).to(device)
 
 
+def offered(name: str) -> frozenset[str]:
+    """What a backbone of this name offers to methods, known without building it."""
+    if _is_clip(name):
+        from fedprompt.harness.model.clip import FrozenCLIP
+
+        return FrozenCLIP.offers
+    return FrozenViT.offers
+
+
 def _is_clip(name: str) -> bool:
     return name == "micro-clip" or name.startswith(CLIP_PREFIX)
 

@@ -198,4 +198,4 @@ def markdown(backbone: FrozenViT, names: Sequence[str], classes: int = 100, batc
 
 
 if __name__ == "__main__":
-    print(markdown(meta_backbone(), registry().names()))
+    print(markdown(meta_backbone(), registry().names(FrozenViT.offers)))

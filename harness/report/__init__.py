@@ -5,10 +5,11 @@
     comparisons, inference       gains over the control with their intervals; components, power and ranks serve them
     findings, conclusion         what can be concluded, in sentences
     tables, ablation             the tables of results
-    published, doubts            printed values beside ours, and what is doubtful about them
+    published, papers, doubts    printed values beside ours, where they come from, and what is doubtful about them
     notes, compose, document     what a reader must know; all of it in one document that no format has shaped yet
     figures/                     curves, clients, cost, ranks, tuning: drawn in one style, written as PNG and PDF
     writers/                     the document for the terminal, as Markdown, LaTeX and HTML
+    reference, against           a published run of a suite, and one's own beside it
     write                        all of the above in order
     reuse                        whether the last report still holds
 

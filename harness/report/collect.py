@@ -16,8 +16,8 @@ import pandas as pd
 
 from fedprompt.harness.cells.folder import FAILURE_NOTE, run_folder
 from fedprompt.harness.cells.suite import Planned, Suite
-from fedprompt.harness.federation.metrics import FINETUNED, finetuned_reading, per_client, trained_reading
-from fedprompt.harness.federation.policy import POLICIES
+from fedprompt.harness.federation.metrics import finetuned_reading, per_client, trained_reading
+from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
 from fedprompt.harness.tracking.store import find_runs
 
@@ -34,12 +34,8 @@ METRICS = {
     "target_average": "Target",
     **{f"average_samples_{samples}": f"V={samples}" for samples in range(1, 11)},
 }
-POLICY_HEADINGS = {
-    "local": "Local head",
-    "global": "Global head",
-    "global_then_ft": "Global head, fine-tuned",
-    "paper": "Head as in the paper",
-}
+POLICY_HEADINGS = {policy: name[0].upper() + name[1:] for policy, name in POLICY_NAMES.items()}
+POLICY_HEADINGS[PAPER] = "Head as in the paper"
 OF_KIND = {  # what the tables of each kind print
     "heterogeneity": ("average", "worst_local"),
     "unseen": ("unseen_average",),
@@ -115,9 +111,8 @@ def _readings(files: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], pd.Dat
     """Records by cell and reading, with the domains of each client added up."""
     frames: dict[tuple[str, str], pd.DataFrame] = {}
     for key, records in files.items():
-        trained = per_client(trained_reading(records))
-        frames |= {(key, reading): trained for reading in ("local", "global")}
-        frames[key, FINETUNED] = per_client(finetuned_reading(records))
+        trained, finetuned = per_client(trained_reading(records)), per_client(finetuned_reading(records))
+        frames |= {(key, reading): finetuned if is_finetuned(reading) else trained for reading in POLICIES}
     return frames
 
 
@@ -153,7 +148,7 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
 
 def _metric(name: str, reading: str) -> str:
     """What a number is called in MLflow: costs are of the training, all others of one reading."""
-    return f"{name}_ft" if reading == FINETUNED and name not in COSTS else name
+    return f"{name}_ft" if is_finetuned(reading) and name not in COSTS else name
 
 
 def _placed(

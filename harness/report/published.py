@@ -7,7 +7,7 @@ has them, these tables are left out and a note says so.
 import itertools
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,92 +19,83 @@ from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
 from fedprompt.harness.report.accuracies import protocol_of
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
-from fedprompt.harness.report.doubts import DATA, DOUBTS, GENERAL
+from fedprompt.harness.report.doubts import DOUBTS
 from fedprompt.harness.report.method_differences import MethodDifference, joined, method_differences, unprinted
-from fedprompt.harness.report.tables import mark_notes, result_entry, row_titles, signed, slug
+from fedprompt.harness.report.papers import PAPERS, Paper, printed_source, setting_labels
+from fedprompt.harness.report.tables import mark_notes, mean_and_spread, result_entry, row_titles, signed, slug
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"
-# By method, where the paper has another title.
-PRINTED_AS = {"head-tune": "Head-Tune", "fedpr-s": "FedPR", "fedpr-d": "FedPR"}
-# The tables in which each kind of setting is printed, and their name for each of our metrics.
-PRINTED_IN = {
-    "heterogeneity": ({1, 2}, {"average": "Average", "worst_local": "Worst Local"}),
-    "unseen": ({3}, {"unseen_average": "Unseen Average"}),
-    "ablation": ({4}, {"average": "Average"}),
-    "vsweep": ({1, 2}, {"average_samples_5": "Average"}),  # of Figure 1 only V=5 is printed, in those tables
-}
 CAUTION = "Not comparable, for orientation only"
 
 
-@dataclass(frozen=True)
-class PaperProtocol:
-    """How the paper ran the data set, where it may differ from ours."""
-
-    dataset: str
-    clients: int
-    participation: float
-    unseen_participation: float
-    backbone: str = "vit_base_patch16"
-    image_size: int = 224
-    rounds: int = 100
-    epochs: int = 5
-    last: int = 10
-    seeds: tuple[int, ...] = (0, 1, 2)
-
-
-PAPER = {
-    "DomainNet": PaperProtocol("domainnet", 6, 1.0, 1.0),
-    "CIFAR-100": PaperProtocol("cifar100", 100, 0.05, 0.1),
-}
-
-
 def load_published(out: Path) -> pd.DataFrame | None:
-    """Every printed value: paper, table, dataset, setting, metric, method, value; None where there are no files."""
+    """Every printed value: paper, table, dataset, setting, label, metric, method, value, std; None without files."""
     for folder in (out / "paper", ROOT / "results" / "paper", ROOT / "paper"):
         files = sorted(folder.glob(FILES))
         if files:
-            frames = [pd.read_csv(file).assign(paper=file.name.partition("_")[0]) for file in files]
-            return pd.concat(frames, ignore_index=True)
+            return pd.concat([_read(file) for file in files], ignore_index=True)
     return None
 
 
+def _read(file: Path) -> pd.DataFrame:
+    paper, frame = file.name.partition("_")[0], pd.read_csv(file)
+    return frame.assign(paper=paper, label=setting_labels(frame["setting"], paper))
+
+
 def with_published(suite: Suite, summary: pd.DataFrame, printed: pd.DataFrame | None) -> pd.DataFrame:
-    """The summary with `published`, `difference` (ours minus theirs, in points) and `doubts` about the former."""
+    """The summary with `published`, its spread, `difference` (ours minus theirs, in points) and `doubts` about it."""
     rows = [_printed_row(suite, number, printed) for number in summary.to_dict("records")]
-    values = [float("nan") if theirs is None else float(theirs["value"]) for theirs in rows]
+    values, spreads = (
+        [float("nan") if theirs is None else float(theirs.get(name, "nan")) for theirs in rows]
+        for name in ("value", "std")
+    )
     doubts = [() if theirs is None else tuple(d.text for d in DOUBTS if d.about(theirs)) for theirs in rows]
     about = pd.Series(doubts, summary.index, dtype=object)
-    return summary.assign(published=values, difference=summary["mean"] - values, doubts=about)
+    difference = summary["mean"] - values
+    return summary.assign(published=values, published_std=spreads, difference=difference, doubts=about)
 
 
 def _printed_row(suite: Suite, number: Mapping[Any, Any], printed: pd.DataFrame | None) -> Mapping[Any, Any] | None:
     """The row of the paper's CSV that holds one of our numbers.
 
-    Variants of a method have none, nor has a head that is not treated as in the method's paper.
+    Variants of a method have none unless the paper prints them, nor has a head that is not treated as in the method's
+    paper.
     """
-    setting = suite.settings[number["column"]]
-    if printed is None or not setting.published or number["row"] != number["method"]:
+    setting, key = suite.settings[number["column"]], number["row"]
+    source, dataset = printed_source(setting.published)
+    paper = PAPERS.get(source)
+    if printed is None or paper is None or not dataset or (key != number["method"] and key not in paper.titles):
         return None
-    row = next(row for row in setting.rows if row.key == number["row"])
+    row = next(row for row in setting.rows if row.key == key)
     if number["reading"] != setting.reading(row, PAPER_POLICY):
         return None
-    tables, metrics = PRINTED_IN.get(setting.kind, (set(), {}))
+    tables, metrics = paper.printed_in.get(setting.kind, (set(), {}))
     rows = printed[
-        (printed["paper"] == "vit")
+        (printed["paper"] == source)
         & printed["table"].isin(tables)
-        & (printed["dataset"] == setting.published)
-        & (printed["setting"] == setting.label)
+        & (printed["dataset"] == dataset)
+        & printed["label"].isin([setting.label, ""])
         & (printed["metric"] == metrics.get(number["metric"]))
-        & (printed["method"] == PRINTED_AS.get(number["row"], number["title"]))
+        & printed["method"].isin(paper.titles.get(key, (number["title"],)))
     ]
     return None if rows.empty else rows.iloc[0].to_dict()
 
 
+def _sources(suite: Suite) -> list[tuple[str, str]]:
+    """Papers and data sets whose values the suite's settings show, each once."""
+    return list(dict.fromkeys(printed_source(setting.published) for setting in suite.settings if setting.published))
+
+
 def about_papers(suite: Suite) -> list[str]:
-    """What to know about the printed values as a whole."""
-    names = dict.fromkeys(setting.published for setting in suite.settings)
-    return [GENERAL, *(DATA[name] for name in names if name in DATA)]
+    """What to know about the printed values as a whole, paper by paper."""
+    lines = []
+    for name in dict.fromkeys(source for source, _ in _sources(suite)):
+        if paper := PAPERS.get(name):
+            datasets = [dataset for source, dataset in _sources(suite) if source == name and dataset in paper.about]
+            lines += [f"Published values: {paper.citation}. {paper.general}"]
+            lines += [f"{dataset}: {paper.about[dataset]}" for dataset in datasets]
+    return lines
 
 
 def published_grids(suite: Suite, summary: pd.DataFrame) -> Iterator[Grid]:
@@ -137,7 +128,7 @@ def _grid(suite: Suite, table: str, metric: str, part: pd.DataFrame) -> Grid:
         f"{table}: {METRICS[metric]} beside the published values",
         tuple(titles.values()),
         tuple(columns),
-        caution=_caution(changes, *_method_texts(suite, printed)),
+        caution=_caution(_papers_of(settings), changes, *_method_texts(suite, printed)),
         aside=bool(changes),
         notes=(*(Note(letter, text) for text, letter in letters.items()), *mark_notes(columns)),
     )
@@ -156,12 +147,19 @@ def _method_texts(suite: Suite, printed: pd.DataFrame) -> tuple[str, str]:
     return joined(differences), unprinted(protocols)
 
 
-def _caution(protocol: str, methods: str, silent: str) -> str:
+def _papers_of(settings: Sequence[Setting]) -> list[Paper]:
+    names = dict.fromkeys(printed_source(setting.published)[0] for setting in settings)
+    return [PAPERS[name] for name in names if name in PAPERS]
+
+
+def _caution(papers: Sequence[Paper], protocol: str, methods: str, silent: str) -> str:
     """All that is known to differ, with the paper's in brackets; what cannot be compared is said first."""
     changes = "; ".join(filter(None, (protocol, methods)))
     first = f"{CAUTION}. " if protocol else ""
     named = f"Differs from the paper (in brackets): {changes}. " if changes else ""
-    return f"{first}{named}Heads are treated as in each method's paper. Ours where the paper is silent: {silent}."
+    heads = "Heads are treated as in each method's paper. " if any(paper.has_heads for paper in papers) else ""
+    source = f"Published values: {'; '.join(paper.citation for paper in papers)}."
+    return f"{first}{named}{heads}Ours where the paper is silent: {silent}. {source}"
 
 
 def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, Entry]:
@@ -171,7 +169,7 @@ def _trio(number: pd.Series, letters: Mapping[str, str]) -> tuple[Entry, Entry, 
         return ours, Entry(MISSING), Entry(MISSING)
     marks = "".join(sorted(letters[text] for text in number["doubts"]))
     difference = MISSING if pd.isna(number["difference"]) else signed(number["difference"])
-    return ours, Entry(f"{number['published']:.2f}", marks=marks), Entry(difference)
+    return ours, Entry(mean_and_spread(number["published"], number["published_std"]), marks=marks), Entry(difference)
 
 
 class ProtocolDifference(NamedTuple):
@@ -182,28 +180,38 @@ class ProtocolDifference(NamedTuple):
 
 def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDifference]:
     """Where a setting departs from the paper whose values stand beside it; empty if they are comparable."""
-    paper = PAPER.get(setting.published)
+    source, dataset = printed_source(setting.published)
+    paper = PAPERS[source].protocols.get(dataset) if source in PAPERS else None
     if paper is None:
         return [ProtocolDifference("protocol", "of this suite", f"that of {setting.published} is not known here")]
     rules, spec, backbone = protocol_of(setting), parse_partition(setting.partition), suite.backbone
     share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
+    whole = str(replace(spec, shots=0, test_shots=0, unseen="none"))
     compared = {  # ours, the paper's
-        "data set": (setting.dataset.replace(paper.dataset, setting.published), setting.published),
-        "backbone": ("ViT-B/16" if backbone.name.startswith(paper.backbone) else backbone.name, "ViT-B/16"),
+        "data set": (setting.dataset.replace(paper.dataset, dataset), dataset),
+        "partition": (whole, paper.partition or whole),
+        "backbone": (_architecture(backbone.name), paper.backbone),
         "weights": ("random" if backbone.weights == "random" else "pretrained", "pretrained"),
         "image size": (backbone.image_size, paper.image_size),
         "rounds": (rules.rounds, paper.rounds),
-        "rounds counted": (min(rules.last, rules.rounds), paper.last),
+        "rounds counted": (min(rules.last, rules.rounds), paper.last or min(rules.last, rules.rounds)),
         "local epochs": (rules.epochs, paper.epochs),
         "participation": (rules.participation, share),
-        "clients": (spec.clients or paper.clients, paper.clients),
-        "train images a class and client": (spec.shots or "all", "all"),
+        "clients": (spec.clients or paper.clients, paper.clients or spec.clients),
+        "train images a class and client": (spec.shots or "all", paper.shots or "all"),
         "test images a class and client": (spec.test_shots or "all", "all"),
         "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
     }
     return [
         ProtocolDifference(name, str(ours), str(theirs)) for name, (ours, theirs) in compared.items() if ours != theirs
     ]
+
+
+def _architecture(name: str) -> str:
+    """As papers write it: ViT-B/16 whatever its weights, and whichever library builds it."""
+    if name.startswith("vit_base_patch16"):
+        return "ViT-B/16"
+    return name.replace("clip:", "CLIP ").removesuffix("-quickgelu").replace("ViT-B-16", "ViT-B/16")
 
 
 def _joined(changes: Iterable[ProtocolDifference]) -> str:

@@ -18,6 +18,7 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.suite import Planned, Setting, Suite
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import is_rate
+from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
@@ -187,4 +188,4 @@ def readings(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
     """The keys of the summary of ``cell`` that hold its validation average under the policies of ``entries``."""
     if not cell.protocol.finetune_epochs:
         return ("average",)
-    return tuple(sorted({"average_ft" if entry.reading == "global_then_ft" else "average" for entry in entries}))
+    return tuple(sorted({"average_ft" if is_finetuned(entry.reading) else "average" for entry in entries}))

@@ -112,13 +112,13 @@ def recorded_trials(search: Search, storage: optuna.storages.RDBStorage | str) -
     return [(trial.params["lr"], trial.state.name) for trial in study.trials]
 
 
-def tune_beside_others(out: Path, log: Path, seconds: float) -> None:
+def tune_beside_others(out: Path, log: Path, seconds: float, url: str = "") -> None:
     """For a process of its own: tune with cells that log their hash, then last ``seconds``."""
     run_folders.open_folder = partial(_slow_folder, log, seconds)
     executor.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
     tune_module.POLL = 0.1
     suite = a_suite()
-    storage = open_storage(f"sqlite:///{out}/optuna.db", out)
+    storage = open_storage(url or f"sqlite:///{out}/optuna.db", out)
     studies = [Study(search, storage, out) for search in searches(suite)]
     tracker, path = Untracked("", out, suite.name), tuned_path(suite, out)
     tune_module.tune(studies, Site(out), tracker, path, 1, lambda *_: None, lambda *_: None)

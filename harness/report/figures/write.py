@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.harness.federation.metrics import FINETUNED
+from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
@@ -62,7 +62,7 @@ def _draw(
             yield from figures
         else:
             # Two readings of one training have one loss.
-            is_second = policy == FINETUNED and "global" in policies
+            is_second = is_finetuned(policy) and head_owner(policy) in policies
             yield from (_named(f, policy) for f in figures if not (is_second and f.name.startswith("loss-")))
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:

@@ -11,6 +11,7 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.suite import KINDS, Suite
 from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.methods import registry
 
 SETTING = {"table": "Feature shift", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [1, 3]}
@@ -79,7 +80,7 @@ def test_embedded_has_the_promised_settings_and_all_methods() -> None:
     main = [s for s in load_suite("embedded").settings if s.kind == "heterogeneity"]
     assert [(s.dataset, s.label) for s in main] == [("glyph-domains", "m=6"), ("glyph-100", "s=20")]
     assert all(s.policies == ("local", "global", "global_then_ft") for s in main)
-    assert all([row.key for row in s.rows] == registry().names() for s in main)
+    assert all([row.key for row in s.rows] == registry().names(FrozenViT.offers) for s in main)
 
 
 def test_the_papers_protocol() -> None:

@@ -135,7 +135,7 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
 def test_methods_shows_one_in_detail(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", name]) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("paper:", "payload:", "server:", "personal:", "lr = "))
+    assert all(word in printed for word in ("paper:", "head:", "payload:", "server:", "personal:", " = "))
 
 
 def test_datasets_shows_a_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

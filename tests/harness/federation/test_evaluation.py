@@ -12,7 +12,7 @@ from fedprompt.datasets import Partition
 from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_dataset, toy_federation
 from fedprompt.harness.federation.evaluation import Record, adapt, count_correct, evaluate, evaluate_unseen
-from fedprompt.harness.federation.policy import POLICIES, policy_protocol
+from fedprompt.harness.federation.policy import applicable, policy_protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Stage, State, registry
@@ -195,16 +195,17 @@ def test_everybody_finetunes_before_the_second_reading(method: type, epochs: int
 @pytest.mark.parametrize("name", registry().names())
 def test_two_readings_of_one_training_equal_two_trainings(name: str) -> None:
     """Fine-tuning for the second reading changes nothing that follows, bit for bit."""
+    head = "none" if registry().get(name).paper_policy == "none" else "global"
     records: dict[int, list[Record]] = {}
     for epochs in (0, 2):
-        federation = toy_federation(registry().get(name), head="global", finetune_epochs=epochs)
+        federation = toy_federation(registry().get(name), head=head, finetune_epochs=epochs)
         state = federation.start()
         records[epochs] = []
         for _ in range(2):
             federation.step(state)
             records[epochs] += evaluate(federation, state)
         records[epochs] += evaluate_unseen(federation, state, [3])
-    read_once = [record for record in records[2] if record.policy == "global"]
+    read_once = [record for record in records[2] if record.policy == head]
     assert read_once == records[0]
     assert len(records[2]) == 2 * len(records[0])
 
@@ -220,20 +221,22 @@ def test_features_computed_once_give_the_head_of_features_computed_anew() -> Non
 # -- one rule of adaptation for all methods ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", registry().names())
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [(name, policy) for name in registry().names() for policy in applicable(registry().get(name).paper_policy)],
+)
 def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local head from its first draw, a copy of the global one, or nothing; 0 stands for a head left as it is."""
-    epochs = {"local": 2, "global": 0, "global_then_ft": 3}[policy]
+    """What is private from its first draw, a copy of what is shared, or nothing. No head: both readings are taken."""
+    epochs = {"local": {2}, "global": set(), "global_then_ft": {3}, "none": {2}, "none_then_ft": {2, 3}}[policy]
     federation = toy_federation(registry().get(name), epochs=2, participation=1.0, **policy_protocol(policy, 3))
     state = federation.start()
     trained: list[int] = []
     monkeypatch.setattr(federation.method, "adaptation", _watched(federation.method.adaptation, trained))
     evaluate(federation, state)
     evaluate_unseen(federation, state, [2, 3])
-    assert {count for count in trained if count} == ({epochs} if epochs else set())
+    assert {count for count in trained if count} == epochs
     last_reading = [record.policy for record in evaluate_unseen(federation, state, [2, 3])][-1]
     assert last_reading == policy
 

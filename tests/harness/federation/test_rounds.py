@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedprompt.datasets import Partition
-from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset, toy_federation, toy_partition
+from fedprompt.harness.conformance.toy import toy_backbone_for, toy_dataset, toy_federation, toy_partition
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
@@ -227,7 +227,7 @@ def test_stack_sizes_agree() -> None:
 
 @pytest.mark.parametrize("name", registry().names())
 def test_the_backbone_is_frozen(name: str) -> None:
-    backbone = toy_backbone()
+    backbone = toy_backbone_for(registry().get(name))
     before = copy.deepcopy(backbone.state_dict())
     federation = toy_federation(registry().get(name), backbone=backbone)
     federation.step(federation.start())

@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 from fedprompt.datasets import glyphs
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model import pretraining
-from fedprompt.harness.model.clip import FrozenCLIP, require_zero_shot, zero_shot_accuracy
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.micro_clip import ASSET, WordTokenizer, make_vocabulary
 from fedprompt.harness.model.weights import BackboneSpec, backbone_spec, load_backbone
+from fedprompt.harness.model.zero_shot import require_zero_shot, zero_shot_accuracy
 
 IMAGES = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 

@@ -23,7 +23,7 @@ from fedprompt.methods.fedvpt import FedVPT
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 
-METHODS = registry().names()
+METHODS = registry().names(FrozenViT.offers)
 TOKENS, WIDTH = 197, 768
 BLOCK = 24 * TOKENS * WIDTH**2 + 4 * TOKENS**2 * WIDTH  # q, k, v: 6; out: 2; MLP: 16; two products with tokens x tokens
 CLS_BLOCK = 4 * TOKENS * WIDTH**2 + 20 * WIDTH**2 + 4 * TOKENS * WIDTH  # keys and values of all, the rest of one row

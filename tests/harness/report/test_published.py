@@ -73,7 +73,7 @@ def test_the_results_folder_comes_before_the_checkout(tmp_path: Path) -> None:
 def test_the_package_brings_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr(published, "ROOT", tmp_path)
     (tmp_path / place).mkdir(parents=True)
-    (tmp_path / place / "vit_paper_results.csv").write_text("table,value\n1,12.5\n")
+    (tmp_path / place / "vit_paper_results.csv").write_text("table,setting,value\n1,m=1,12.5\n")
     frame = load_published(tmp_path / "out")
     assert frame is not None
     assert frame["value"].tolist() == [12.5]
@@ -151,7 +151,9 @@ def test_the_papers_own_protocol_is_comparable(printed: pd.DataFrame) -> None:
         assert not grid.aside
         assert grid.caution == (
             "Heads are treated as in each method's paper. "
-            "Ours where the paper is silent: momentum 0.9, weight decay 1e-05, batch size 64."
+            "Ours where the paper is silent: momentum 0.9, weight decay 1e-05, batch size 64. "
+            "Published values: Ye et al., Instance-wise Personalized FL via Semi-Implicit Bayesian Prompt Tuning "
+            "(pFedBayesPT), CIKM 2025."
         )
 
 

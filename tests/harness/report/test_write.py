@@ -8,6 +8,7 @@ import pytest
 from support.report_suites import a_suite, every_kind, report, row_of, run_all
 from support.run_folders import done_folder
 
+from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise_suite
@@ -109,7 +110,7 @@ def test_value_without_never_sampled_clients_stands_below(tmp_path: Path, uri: s
 
 
 def test_rows_stand_in_the_suites_order(tmp_path: Path, uri: str, no_figures: None) -> None:
-    names = list(reversed(registry().names()))
+    names = list(reversed(registry().names(FrozenViT.offers)))
     _, text, _ = report(a_suite(names), uri, tmp_path)
     titles = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert titles[2 : 2 + len(names)] == [registry().get(name).title for name in names]

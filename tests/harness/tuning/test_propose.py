@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.tuning_bench import RATES, a_suite, only_search, tune
 
+from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.tuning.propose import edge_rates, open_axes, pattern_proposer, start_points
 from fedprompt.harness.tuning.search import Point, Result, Search, best_result
 from fedprompt.methods import registry
@@ -45,7 +46,7 @@ def test_the_suites_own_point_is_first_and_the_methods_rates_follow() -> None:
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 16])
 def test_every_method_gets_the_same_number_of_trials(trials: int) -> None:
-    for method in registry().names():
+    for method in registry().names(FrozenViT.offers):
         search = only_search(a_suite(methods=[method], **tune(grid={}, trials=trials)))
         points = [result.point for result in explore(search, peak(lr=0.02))]
         assert points[0] == search.default

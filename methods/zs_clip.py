@@ -1,0 +1,50 @@
+"""ZS-CLIP: class names in a hand-written template, nothing trained, nothing sent. The control of text methods."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.core.fields import option
+from fedprompt.methods._contract import State
+from fedprompt.methods._text import TextMethod
+
+
+@dataclass(frozen=True)
+class TemplateParams:
+    template: str = option(
+        "", "text with {} for the class name; empty means the template of the weights", paper="a photo of a {}."
+    )
+
+
+class ZsClip(TextMethod):
+    name = "zs-clip"
+    title = "ZS-CLIP"
+    order = 200
+    paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision (ICML 2021)"
+    payload_formula = "0"
+    Params = TemplateParams
+
+    @cached_property
+    def _classes(self) -> Tensor:
+        template = self.params.template
+        return self.backbone.template_features(self.task.class_names, [template] if template else None)
+
+    def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
+        return {}
+
+    def class_features(self, theta: State) -> Tensor:  # noqa: ARG002
+        return self._classes[None]
+
+    def cosine_logits(self, images: Tensor, classes: Tensor) -> Tensor:
+        return super().cosine_logits(images, classes.expand(len(images), -1, -1))
+
+    def rates(self) -> dict[str, float]:
+        return {}
+
+    def step_floats(self) -> int:
+        return 0
+
+    def payload(self) -> tuple[int, int]:
+        return 0, 0
