@@ -26,7 +26,7 @@ T = TypeVar("T")
 class LeftColumn(TimeRemainingColumn):
     """The remaining time, counted down to the moment that a task names as ``until``; without one, rich's own guess."""
 
-    max_refresh = None
+    max_refresh = 0.0
 
     def render(self, task: Task) -> Text:
         if "until" not in task.fields:
