@@ -58,7 +58,9 @@ class Method(ABC):
     order: ClassVar[int] = 100  # place in tables: baselines first
     paper: ClassVar[str]
     payload_formula: ClassVar[str]  # floats one client downloads and uploads in a round, in symbols
-    needs: ClassVar[frozenset[str]] = frozenset({"images"})  # of the backbone; "images"/"features" also fill the batch
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"images"}
+    )  # of the backbone; images, features and layer inputs fill the batch
     Params: ClassVar[type]
     paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global global_then_ft, none
     # Whether its state has no axis of classes: then it can also score classes that nobody trained on, by their names.
@@ -87,6 +89,11 @@ class Method(ABC):
     @classmethod
     def feature_depth(cls, params: Any) -> int | None:  # noqa: ARG003
         """Blocks after which ``batch.features`` are taken (the final norm is applied in any case); None means all."""
+        return None
+
+    @classmethod
+    def input_depth(cls, params: Any) -> int | None:  # noqa: ARG003
+        """Blocks whose inputs ``batch.layer_inputs`` holds, if the method needs "layer inputs"; None all, 0 none."""
         return None
 
     # -- state ----------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ class Gaussian(NamedTuple):
         return cls(mean, torch.full_like(mean, -math.inf))
 
     @classmethod
-    def stacked(cls, layers: Sequence[Self]) -> Self:
-        """Gaussians of single layers, (n, rows, width) each, as one over all of them."""
-        return cls(*(torch.stack(parts, 1) for parts in zip(*layers, strict=True)))
+    def joined(cls, layers: Sequence[Self]) -> Self:
+        """Gaussians of single layers, (n, 1, rows, width) each, as one over all of them."""
+        return cls(*(torch.cat(parts, 1) for parts in zip(*layers, strict=True)))
 
     @property
     def std(self) -> Tensor:

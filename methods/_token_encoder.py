@@ -1,17 +1,13 @@
 """Encoders that read a layer's tokens and write prompt rows: LN over channels, then an MLP along the token axis.
 
-Every function takes any leading axes (samples, layers), the same for weights, features and masks. The features come
-from a frozen model, so their normalisation is a constant; the rest of LN is linear and changes places with the first
-layer of the MLP:
+The features come from a frozen model, so their normalisation z = (f - mean f) / std f is a constant that all draws of
+a batch share. A mask m, one number per token, multiplies it: LN maps a masked token, a row of zeros, to its bias.
 
-    W LN(m * f) = gain * ((W * m) z) + (W 1) bias        z = (f - mean f) / std f, m one number per token
-
-A mask thus acts on the columns of W (hidden x tokens) and never on the features (tokens x channels): all draws of a
-batch share one z. A masked token gives z = 0, for LN maps a row of zeros to its bias.
+    LN(m * f) = gain * (m * z) + bias
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -21,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 State = dict[str, Tensor]
 Position = Literal["before_ln", "after_ln"]
+PARTS = ("0.weight", "0.bias", "1.weight", "1.bias")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
@@ -52,25 +49,65 @@ def mlp_floats(width: int, tokens: int, hidden: int, rows: int, mlps: int, affin
     return mlps * mlp + (2 * width if affine else 0)
 
 
+def stacked_masks(masks: Sequence[Tensor | None], z: Tensor) -> Tensor | None:
+    """Masks (n, layers, tokens) as one tensor, (masks, n, layers, tokens); None if nothing is masked."""
+    if all(mask is None for mask in masks):
+        return None
+    layers, tokens, n, _ = z.shape
+    return torch.stack([z.new_ones(n, layers, tokens) if mask is None else mask for mask in masks])
+
+
 def encode(
     weights: Mapping[str, Tensor],
-    name: str,
+    names: Sequence[str],
     z: Tensor,
-    mask: Tensor | None = None,
+    masks: Tensor | None,
+    sizes: Sequence[int],
     act: str = "gelu",
     position: Position = "before_ln",
-) -> Tensor:
-    """Prompt rows (..., rows, channels) of MLP ``name`` from normalised tokens ``z`` (..., tokens, channels).
+) -> list[Tensor]:
+    """What the MLPs ``names`` write for every mask, each (masks, n, layers, rows, channels).
 
-    ``mask`` (..., tokens) multiplies tokens before LN, or after it (then the LN bias of a masked token goes too).
+    ``weights`` are those of all clients, (clients, layers, ...); ``z`` (layers, tokens, n, channels) holds the images
+    of one client after the other, ``sizes`` of them; ``masks`` (masks, n, layers, tokens) multiply tokens before LN, or
+    after it (then the LN bias of a masked token goes too), and None is one mask of ones.
+
+    Each layer of each client is one product, of all its images, masks and MLPs: no weight is copied for an image, and
+    a client's numbers do not depend on the size of its neighbours.
     """
-    first = weights[f"{name}.0.weight"]
-    seen = first if mask is None else first * mask[..., None, :]
-    x = seen @ z
-    if "ln.weight" in weights:
-        shifts = (first if position == "before_ln" else seen).sum(-1, keepdim=True)
-        x = x * weights["ln.weight"][..., None, :] + shifts * weights["ln.bias"][..., None, :]
-    x = x + weights[f"{name}.0.bias"][..., None]
-    if f"{name}.1.weight" in weights:
-        x = weights[f"{name}.1.weight"] @ ACTIVATIONS[act](x) + weights[f"{name}.1.bias"][..., None]
-    return x
+    joined = {part: torch.stack([weights[f"{name}.{part}"] for name in names], 2) for part in PARTS[: _depth(weights)]}
+    joined |= {name: weights[name] for name in ("ln.weight", "ln.bias") if name in weights}
+    per_layer = zip(*(tensor.flatten(0, 1).unbind() for tensor in joined.values()), strict=True)
+    seen = None if masks is None else masks.permute(2, 3, 0, 1).contiguous()  # (layers, tokens, masks, n)
+    written = []
+    for client, tokens in enumerate(torch.split(z, list(sizes), 2)):
+        first = sum(sizes[:client])
+        rows = []
+        for layer, layer_tokens in enumerate(tokens.unbind()):
+            mask = None if seen is None else seen[layer, ..., first : first + sizes[client]]
+            rows.append(
+                _encode_layer(dict(zip(joined, next(per_layer), strict=True)), layer_tokens, mask, act, position)
+            )
+        written.append(torch.stack(rows))
+    return [mlp.permute(2, 3, 0, 1, 4) for mlp in torch.cat(written, 4).unbind(1)]
+
+
+def _encode_layer(w: State, z: Tensor, mask: Tensor | None, act: str, position: Position) -> Tensor:
+    """One layer of one client: z (tokens, n, channels), masks (tokens, S, n) to (mlps, rows, S, n, channels)."""
+    x = z[:, None]
+    if "ln.weight" in w and position == "after_ln":
+        x = torch.addcmul(w["ln.bias"], x, w["ln.weight"])
+    if mask is not None:
+        x = x * mask[..., None]
+    if "ln.weight" in w and position == "before_ln":
+        x = torch.addcmul(w["ln.bias"], x, w["ln.weight"])
+    y = torch.addmm(w["0.bias"].view(-1, 1), w["0.weight"].flatten(0, 1), x.flatten(1))
+    y = y.view(*w["0.bias"].shape, y.shape[1])
+    if "1.weight" in w:
+        y = torch.baddbmm(w["1.bias"][..., None], w["1.weight"], ACTIVATIONS[act](y))
+    return y.view(*y.shape[:2], *x.shape[1:])
+
+
+def _depth(weights: Mapping[str, Tensor]) -> int:
+    """Tensors of an MLP: two for each of its layers."""
+    return 4 if any(name.endswith("1.weight") for name in weights) else 2

@@ -29,7 +29,7 @@ from fedprompt.methods._deep_rows import Kind, deep_rows
 from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain
 from fedprompt.methods._headed import HeadedMethod, cross_entropy, linear
 from fedprompt.methods._pfedbayespt_params import DeterministicParams, GaussianParams, SemiImplicitParams
-from fedprompt.methods._token_encoder import encode, mlp_floats, mlp_init, norm_init, normalised
+from fedprompt.methods._token_encoder import encode, mlp_floats, mlp_init, norm_init, normalised, stacked_masks
 
 LOGVAR_RANGE = (-10.0, 4.0)
 
@@ -40,8 +40,8 @@ class View(NamedTuple):
     theta: State
     batch: Batch
     prompts: Tensor  # (n, D_g, T, d): global prompts
-    encoder: State  # each image's copy of its client's encoders, (n, D_p, ...)
-    tokens: Tensor | None  # (n, D_p, 1+M, d): normalised frozen tokens; None if read off the prompted pass
+    encoder: State  # (K, D_p, ...): the clients' encoders
+    tokens: Tensor | None  # (D_p, 1+M, n, d): normalised frozen tokens; None if read off the prompted pass
 
 
 class Pass(NamedTuple):
@@ -71,6 +71,11 @@ class PFedBayesPT(HeadedMethod):
         if not self.deterministic:
             self.prior_logvar: float = self.params.prior_logvar(self.backbone.patch_size, self.backbone.width)
             self.beta: float = self.params.beta(math.prod(self.prompt_shape))
+
+    @classmethod
+    def input_depth(cls, params: Any) -> int | None:
+        """The encoders' layers; none where they read the prompted pass."""
+        return params.depth_instance or None if params.feature_source == "frozen_pass" else 0
 
     # -- state: prompts, encoder.*, prior.*; the head ----------------------------------------------------------------
 
@@ -126,23 +131,27 @@ class PFedBayesPT(HeadedMethod):
     # -- encode ------------------------------------------------------------------------------------------------------
 
     def view(self, theta: State, batch: Batch) -> View:
-        encoder = {k.removeprefix("encoder."): batch.rows(v) for k, v in theta.items() if k.startswith("encoder.")}
+        encoder = {k.removeprefix("encoder."): v for k, v in theta.items() if k.startswith("encoder.")}
         frozen = self.params.feature_source == "frozen_pass"
-        tokens = normalised(self.backbone.layer_inputs(batch.images, self.instance_depth)) if frozen else None
+        tokens = normalised(batch.layer_inputs.permute(1, 2, 0, 3).contiguous()) if frozen else None
         return View(theta, batch, batch.rows(theta["prompts"]), encoder, tokens)
 
-    def posterior(self, encoder: State, tokens: Tensor, mask: Tensor | None) -> Gaussian:
-        """psi given normalised tokens, for all layers at once or for one."""
-
-        def mlp(name: str) -> Tensor:
-            return encode(encoder, name, tokens, mask, self.params.act, self.params.mask_position)
-
-        if self.deterministic:
-            return Gaussian.point(mlp("mean"))
-        logvar = mlp("logvar").clamp(*LOGVAR_RANGE)
-        if self.params.cov == "isotropic":
-            logvar = logvar.mean((-2, -1), keepdim=True).expand_as(logvar)
-        return Gaussian(mlp("mean"), logvar)
+    def posteriors(
+        self, encoder: State, tokens: Tensor, masks: Sequence[Tensor | None], sizes: Sequence[int]
+    ) -> list[Gaussian]:
+        """psi of every mask given normalised tokens, for all layers at once or for one."""
+        stacked = stacked_masks(masks, tokens)
+        rows = encode(encoder, self.mlps, tokens, stacked, sizes, self.params.act, self.params.mask_position)
+        mean, *logvars = rows
+        if not logvars:
+            psi = Gaussian.point(mean)
+        else:
+            logvar = logvars[0].clamp(*LOGVAR_RANGE)
+            if self.params.cov == "isotropic":
+                logvar = logvar.mean((-2, -1), keepdim=True).expand_as(logvar)
+            psi = Gaussian(mean, logvar)
+        each = [Gaussian(*parts) for parts in zip(psi.mean.unbind(), psi.logvar.unbind(), strict=True)]
+        return each if stacked is not None else each * len(masks)  # without masks all psi are the same
 
     # -- draw --------------------------------------------------------------------------------------------------------
 
@@ -156,7 +165,7 @@ class PFedBayesPT(HeadedMethod):
         """Draw p from the psi of the first mask and classify with it; further masks give psi for its density."""
         if view.tokens is None:
             return self.inline_forward(view, masks, noise)
-        psis = [self.posterior(view.encoder, view.tokens, mask) for mask in masks]
+        psis = self.posteriors(view.encoder, view.tokens, masks, view.batch.sizes)
         prompt = psis[0].draw(noise)
         return Pass(self.prompted_logits(view, lambda block, _: prompt[:, block]), prompt, psis)
 
@@ -166,17 +175,21 @@ class PFedBayesPT(HeadedMethod):
         prompts: list[Tensor] = []
 
         def instance(block: int, tokens: Tensor) -> Tensor:
-            encoder, z = {k: v[:, block] for k, v in view.encoder.items()}, normalised(tokens)
-            layers.append([self.posterior(encoder, z, None if m is None else m[:, block]) for m in masks])
-            prompts.append(layers[-1][0].draw(None if noise is None else noise[:, block]))
-            return prompts[-1]
+            here = slice(block, block + 1)
+            encoder, z = {k: v[:, here] for k, v in view.encoder.items()}, normalised(tokens.transpose(0, 1))[None]
+            seen = [None if mask is None else mask[:, here] for mask in masks]
+            layers.append(self.posteriors(encoder, z, seen, view.batch.sizes))
+            prompts.append(layers[-1][0].draw(None if noise is None else noise[:, here]))
+            return prompts[-1][:, 0]
 
         logits = self.prompted_logits(view, instance)
-        return Pass(logits, torch.stack(prompts, 1), [Gaussian.stacked(psi) for psi in zip(*layers, strict=True)])
+        return Pass(logits, torch.cat(prompts, 1), [Gaussian.joined(psi) for psi in zip(*layers, strict=True)])
 
     def prompted_logits(self, view: View, instance: Callable[[int, Tensor], Tensor]) -> Tensor:
-        features = self.backbone.cls(view.batch.images, self.edit(view.prompts, instance))
-        return linear(view.batch.pad(features), view.theta)
+        batch = view.batch
+        images = batch.images if view.tokens is None else batch.layer_inputs[:, 0]  # the latter are embedded
+        features = self.backbone.cls(images, self.edit(view.prompts, instance))
+        return linear(batch.pad(features), view.theta)
 
     def edit(self, prompts: Tensor, instance: Callable[[int, Tensor], Tensor]) -> Edit:
         """Rows after CLS: global prompts, then instance prompts, each renewed up to its own depth."""

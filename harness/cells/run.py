@@ -23,6 +23,7 @@ from fedprompt.harness.federation.metrics import per_round, records_frame, summa
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import cached_features
+from fedprompt.harness.model.layer_inputs import LayerInputs
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.methods import Method, Task, registry
 
@@ -89,7 +90,10 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     features = None
     if "features" in cls.needs:
         features = cached_features(backbone, dataset, cls.feature_depth(params), partition.all_rows)
-    data = ClientData(dataset, partition, cls.needs, features, site.device)
+    inputs = None
+    if "layer inputs" in cls.needs and cls.input_depth(params) != 0:
+        inputs = _layer_inputs(cell.dataset, cell.backbone, cls.input_depth(params), site)
+    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     rows = np.sort(np.concatenate([partition.train[client] for client in members]))
     examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])
@@ -133,3 +137,10 @@ def _dataset(name: str, root: Path | None, image_size: int) -> Dataset:
 @lru_cache(maxsize=2)
 def _backbone(spec: BackboneSpec, weights: str | None, device: str) -> FrozenViT:
     return load_backbone(spec, weights, device)
+
+
+@lru_cache(maxsize=1)
+def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, site: Site) -> LayerInputs:
+    """Kept from cell to cell: all rounds, seeds and partitions of a data set see the same images."""
+    images = _dataset(dataset, site.data_root, spec.image_size).images
+    return LayerInputs(_backbone(spec, site.weights, site.device), images, depth, site.token_memory)

@@ -10,8 +10,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), methods, policies,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
-                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside: the ViT paper's,
-                         or those of the CLIP paper), reference (of an ablation),
+                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside, those of
+                         the ViT paper or of the CLIP paper), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds
 """

@@ -52,6 +52,8 @@ def add_site(parser: Parser) -> None:
     parser.add_argument("--weights", help="hub, random, or a file (.safetensors, .pth, .npz)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per cell (default 1)")
+    keep = "GB of frozen tokens that a process keeps for encoders of prompts; 0 computes them in every pass (default 1)"
+    parser.add_argument("--token-memory", type=float, default=1.0, metavar="GB", help=keep)
 
 
 def load_plugins(args: Namespace) -> None:
@@ -73,12 +75,14 @@ def make_site(args: Namespace) -> "Site":
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
+    if args.token_memory < 0:
+        raise UserError(f"--token-memory {args.token_memory} is out of range; it must be 0 or more GB.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
     on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
     device = args.device if on_cluster else choose_device(args.device)
     gpus = getattr(args, "gpus_per_cell", 1.0)
-    return Site(args.out, args.data_root, weights, device, args.threads, plugins, gpus)
+    return Site(args.out, args.data_root, weights, device, args.threads, plugins, int(args.token_memory * 2**30), gpus)
 
 
 def whole_suite(args: Namespace) -> "Suite":

@@ -37,6 +37,7 @@ from fedprompt.harness.conformance.server import (
     zero_epochs,
 )
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.conformance.vocabulary import class_list
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.methods import Method
@@ -95,6 +96,7 @@ PROPERTIES = tuple(
         gradient_matches_the_loss,
         loss_falls,
         never_seen_client,
+        class_list,
     )
 )
 

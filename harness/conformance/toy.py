@@ -20,6 +20,7 @@ from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.clip import TEMPLATE, FrozenCLIP
 from fedprompt.harness.model.features import frozen_features
+from fedprompt.harness.model.layer_inputs import LayerInputs
 from fedprompt.harness.model.micro_clip import WordTokenizer, make_vocabulary
 from fedprompt.harness.model.text import TextTower, spoken_name
 from fedprompt.methods import Method, Task
@@ -27,6 +28,7 @@ from fedprompt.methods import Method, Task
 CLASS_NAMES = tuple("abcd")
 CLASSES, SIZE = len(CLASS_NAMES), 16
 TRAIN_SIZES = (13, 8, 21, 5)  # ragged on purpose: one, two and three batches of eight, full and partial
+TOKEN_MEMORY = 2**18  # bytes, for the frozen tokens of a part of the images: kept and computed ones meet
 PROTOCOL = Protocol(rounds=3, epochs=2, batch_size=8, participation=0.5, last=2, eval_every=1)
 
 
@@ -102,7 +104,10 @@ def toy_federation(
     built_params: Any = build(method.Params, params or {}, method.name)
     needs_features = "features" in method.needs
     features = frozen_features(vit, dataset, method.feature_depth(built_params)) if needs_features else None
-    data = ClientData(dataset, split, method.needs, features)
+    inputs = None
+    if "layer inputs" in method.needs and method.input_depth(built_params) != 0:
+        inputs = LayerInputs(vit, dataset.images, method.input_depth(built_params), TOKEN_MEMORY)
+    data = ClientData(dataset, split, method.needs, features, layer_inputs=inputs)
     examples = torch.from_numpy(dataset.images[split.train[0]])
     task = Task(dataset.class_names, data.counts(dataset.num_classes), owner, examples)
     return Federation(method(built_params, vit, task), data, rules, seed)

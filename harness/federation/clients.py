@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.layer_inputs import LayerInputs
 
 SplitName = Literal["train", "test", "val", "base", "novel", "target"]
 SHARED_SPLITS: tuple[SplitName, ...] = ("base", "novel", "target")  # the same images for all clients
@@ -25,12 +26,14 @@ class ClientData:
         needs: frozenset[str],
         features: Tensor | None = None,  # (images of the data set, d) where the method needs them
         device: torch.device | str = "cpu",
+        layer_inputs: LayerInputs | None = None,  # where the method reads them
     ) -> None:
         self._images = dataset.images if "images" in needs else None
         self._labels = torch.from_numpy(np.array(dataset.labels))
         self._domains = torch.from_numpy(np.array(dataset.domains))
         self.domain_names = dataset.domain_names
         self._features = features if "features" in needs else None
+        self._layer_inputs = layer_inputs
         self._rows = {
             split: [torch.from_numpy(np.array(r)) for r in getattr(partition, split)]
             for split in ("train", "test", "val")
@@ -68,13 +71,15 @@ class ClientData:
         sizes = tuple(len(r) for r in rows)
         mask = torch.arange(index.shape[1]) < torch.tensor(sizes)[:, None]
         packed = torch.cat(rows)
-        images = features = torch.empty(0)  # what a method does not need is not there
+        images = features = inputs = torch.empty(0)  # what a method does not need is not there
         if self._images is not None:
             images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
         if self._features is not None:
             features = (self._features[index] * mask[..., None]).to(self.device)
+        if self._layer_inputs is not None:
+            inputs = self._layer_inputs(packed)
         labels = ((self._labels[index] - self._first_label[split]) * mask).to(self.device)
-        return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage)
+        return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage, layer_inputs=inputs)
 
     def epoch(
         self,

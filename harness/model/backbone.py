@@ -85,7 +85,9 @@ class FrozenViT(nn.Module):
         return self.mean.device
 
     def embed(self, images: Tensor) -> Tensor:
-        """uint8 images (n, 3, h, w) to the tokens entering block 0."""
+        """uint8 images (n, 3, h, w) to the tokens entering block 0; such tokens, (n, 1+M, d), stay as they are."""
+        if images.dim() == 3:
+            return images
         pixels = (images.to(self.device, self.mean.dtype) - self.mean) / self.std
         tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
         return tokens

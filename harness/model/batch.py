@@ -25,6 +25,8 @@ class Batch:
     rngs: Sequence[torch.Generator]  # one per client, so that its noise does not depend on who trains beside it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
+    # (n, depth, 1+M, d), packed: tokens entering blocks without prompts; there if the method needs "layer inputs"
+    layer_inputs: Tensor = field(default_factory=lambda: torch.empty(0))
     head_inputs: Tensor | None = None  # (K, B, d): `Method.head_inputs`, where only the head trains and they are known
 
     @cached_property

@@ -71,6 +71,8 @@ class ShapeData(ClientData):
         rows, side = (len(sizes), max(sizes)), vit.image_size
         images = (sum(sizes), 3, side, side) if "images" in needs else (0,)
         features = (*rows, vit.width) if "features" in needs else (0,)
+        depth = self.method.input_depth(self.method.params) if "layer inputs" in needs else 0
+        inputs = (0,) if depth == 0 else (sum(sizes), depth or vit.depth, vit.tokens, vit.width)
         return Batch(
             tuple(clients),
             torch.zeros(rows, dtype=torch.int64, device=self.device),
@@ -79,6 +81,7 @@ class ShapeData(ClientData):
             torch.zeros(features, device=self.device),
             tuple(rngs),
             stage,
+            layer_inputs=torch.zeros(inputs, device=self.device),
         )
 
 
@@ -104,7 +107,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     `train STAGE` steps; `end` and `diagnose` close a visit; `evaluate` and `sweep` predict (with the method's own
     number of draws, with all of them); `adapt` are steps of clients that train their heads alone, on `inputs` that may
-    be computed once; `newcomer` are steps before that of clients kept out; `features` are frozen ones, once per run.
+    be computed once; `newcomer` are steps before that of clients kept out; `features` are frozen features
+    or tokens, which are kept.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
@@ -128,10 +132,12 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         return replace(batch, start=method.begin_evaluation(theta, [batch]))
 
     def features() -> Tensor | None:
-        if "features" not in method.needs:
+        if "features" not in method.needs and not batch.layer_inputs.numel():
             return None
         shape = (sum(batch.sizes), 3, *[method.backbone.image_size] * 2)
         images = torch.zeros(shape, dtype=torch.uint8, device=data.device)
+        if batch.layer_inputs.numel():
+            return method.backbone.layer_inputs(images, batch.layer_inputs.shape[1])
         return method.backbone.cls(images, stop=method.feature_depth(method.params))
 
     return {

@@ -115,7 +115,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
             line.append(name)
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
-    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()})
+    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
     classes = [trained_classes(parse_partition(cell.partition), data[cell.dataset].dataset) for cell in cells]
     keys = [_key(cell, count) for cell, count in zip(cells, classes, strict=True)]
     jobs: dict[str, Job] = {}

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
 from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.site import DEFAULT_SITE
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
@@ -24,6 +25,7 @@ from fedprompt.harness.federation.schedule import (
     shared_splits,
 )
 from fedprompt.harness.model.features import CHUNK
+from fedprompt.harness.model.layer_inputs import kept_images
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import TRAIN, meta_method, shape_backbone, shape_federation
 from fedprompt.methods import Method, Stage
@@ -135,13 +137,16 @@ class Deal:
         self.members = tuple(client for client in range(partition.num_clients) if client not in partition.unseen)
         needed = np.zeros(len(dataset.labels), bool)
         needed[partition.all_rows] = True
+        self.image_count = int(needed.sum())
         if needed.sum() > len(needed) / 2:  # then a run computes the features of all images
             needed[:] = True
         self.feature_count = int(needed.sum())
         self.feature_key = hashlib.sha256(needed.tobytes()).hexdigest()
 
 
-def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[Tally]:
+def tally_cells(
+    cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_SITE.token_memory
+) -> list[Tally]:
     """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
     deals: dict[tuple[object, ...], Deal] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
@@ -158,6 +163,7 @@ def tally_cells(cells: Sequence[Cell], datasets: Mapping[str, Dataset]) -> list[
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
+        tally = _with_tokens(tally, visiting.method, deal, token_memory)
         tallies.append(_with_features(tally, cell, visiting.method, deal, cached_features))
     return tallies
 
@@ -195,6 +201,18 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
     if cell.backbone.weights != "hub":  # what the hub serves may change, so it is not kept on disk
         cached.add(key)
     count = deal.feature_count
+    images = {**tally.images, "features": count}
+    return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
+
+
+def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally:
+    """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
+    depth = method.input_depth(method.params) if "layer inputs" in method.needs else 0
+    if depth == 0:
+        return tally
+    seen = sum(tally.images.values())
+    kept = min(kept_images(method.backbone, depth, memory), deal.image_count)
+    count = min(seen, kept + round(seen * (1 - kept / deal.image_count)))
     images = {**tally.images, "features": count}
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
 

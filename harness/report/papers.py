@@ -99,6 +99,7 @@ PAPERS = {
         "aggregation. CoOp trains for 25 epochs there, the federated methods for up to 50.",
         about={"DomainNet": MISPAIRED.format("9.81"), "Office-Caltech10": MISPAIRED.format("9.40")},
         titles={
+            "coop": ("CoOp",),
             "pfedmoap": ("pFedMoAP", "pFedMoAP (lambda=0.5)"),
             "pfedmoap-lambda-0": ("pFedMoAP (lambda=0.0)",),
         },

@@ -9,9 +9,10 @@ import torch
 from support.bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, pass_of, probabilities
 from torch import Tensor
 
+from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt
+from fedprompt.harness.federation.evaluation import adapt, evaluate
 from fedprompt.harness.model.backbone import insert
 from fedprompt.methods._densities import Gaussian
 from fedprompt.methods.pfedbayespt import PFedBayesPT
@@ -175,6 +176,21 @@ def test_frozen_and_inline_tokens_agree_at_the_first_block_only() -> None:
     torch.testing.assert_close(one.mean[:, 0], other.mean[:, 0])
     torch.testing.assert_close(one.logvar[:, 0], other.logvar[:, 0])
     assert (one.mean[:, 1] - other.mean[:, 1]).abs().max() > 1e-4
+
+
+@ALL
+def test_kept_tokens_change_no_bit(method: type[PFedBayesPT], monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = []
+    for memory in (0, 2**18, 2**30):
+        monkeypatch.setattr(toy, "TOKEN_MEMORY", memory)
+        federation = toy_federation(method)
+        state = federation.start()
+        for _ in range(2):
+            federation.step(state)
+        servers.append((state.server, evaluate(federation, state)))
+    for server, records in servers[1:]:
+        assert records == servers[0][1]
+        assert all(torch.equal(server[name], tensor) for name, tensor in servers[0][0].items())
 
 
 def test_an_isotropic_posterior_has_one_variance_per_layer() -> None:

@@ -13,6 +13,7 @@ from fedprompt.harness.core.rng import derive
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Method, Stage, State, Task, weighted_mean
+from fedprompt.methods.coop import CoOp
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 
@@ -278,6 +279,27 @@ class LearnsFromTheTest(HeadTune):
         features = self.features(theta, batch)
         self.mean = 0.9 * self.mean + 0.1 * features.mean((0, 1))
         return torch.baddbmm(theta["head.bias"][:, None], features - self.mean, theta["head.weight"].mT)
+
+
+# -- classes that nobody trained on -----------------------------------------------------------------------------------
+
+
+@caught_by("class list")
+class HeadThatClaimsToBeOpen(HeadTune):
+    """A head has one row per trained class, whatever it is asked about."""
+
+    open_vocabulary: ClassVar[bool] = True
+
+
+@caught_by("class list")
+class FirstNames(CoOp):
+    """Keeps the tokens of the class names that it was built with first, as if novel classes had the same."""
+
+    kept: ClassVar[dict[int, Any]] = {}
+
+    @property
+    def prompts(self) -> Any:  # type: ignore[override]
+        return self.kept.setdefault(id(self.backbone), super().prompts)
 
 
 # -- what travels, and what the server makes of it ------------------------------------------------------------------

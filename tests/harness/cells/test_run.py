@@ -6,10 +6,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
+from fedprompt.harness.cells import run as run_module
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.run import assemble, run_cell
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.conformance.toy import toy_clip
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.tally import tally_cells
 
@@ -17,8 +20,8 @@ MICRO = BackboneSpec("micro-vit", "random", 16)
 PROTOCOL = {"rounds": 2, "epochs": 1, "batch_size": 8, "last": 1, "eval_every": 1}
 
 
-def held_out_cell(source: str, partition: str, method: str = "fedvpt", **protocol: Any) -> Cell:
-    return make_cell(method, source, partition, MICRO, 0, {}, {**PROTOCOL, **protocol})
+def held_out_cell(source: str, partition: str, method: str = "fedvpt", backbone: BackboneSpec = MICRO) -> Cell:
+    return make_cell(method, source, partition, backbone, 0, {}, PROTOCOL)
 
 
 def run(cell: Cell, out: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -36,6 +39,25 @@ def test_only_base_classes_are_trained_and_the_head_is_theirs(toy_source: str, t
     assert set(records[records["round"] == 1]["test_set"]) == {"local"}
     base = records[(records["round"] == 2) & (records["test_set"] == "base")]
     assert base.groupby("client")["total"].sum().tolist() == [len(partition.shared["base"])] * 2
+
+
+def test_novel_classes_are_scored_by_their_names_alone(
+    toy_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = toy_clip()
+    monkeypatch.setattr(run_module, "_backbone", lambda *_: clip)
+    cell = held_out_cell(
+        toy_source, "disjoint:clients=2,novel=half", "zs-clip", BackboneSpec("micro-clip", "random", 16)
+    )
+    dataset, partition, _ = assemble(cell, Site(tmp_path))
+    rows = partition.shared["novel"]
+    names = clip.template_features(dataset.class_names[2:])
+    answers = (clip.image_features(torch.from_numpy(dataset.images[rows])) @ names.T).argmax(1).numpy() + 2
+    summary, records = run(cell, tmp_path)
+    assert summary["novel_average"] == pytest.approx((answers == dataset.labels[rows]).mean())
+    assert summary["novel_average"] > 0
+    assert summary["harmonic_mean"] > 0
+    assert set(records["test_set"]) == {"local", "base", "novel"}
 
 
 def test_every_image_of_the_target_domain_is_tested(toy_source: str, tmp_path: Path) -> None:

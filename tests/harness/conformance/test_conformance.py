@@ -7,7 +7,7 @@ from support import broken_learners
 from support.broken_methods import BROKEN
 from support.unusual_methods import UNUSUAL
 
-from fedprompt.harness.conformance import PROPERTIES, check_method, check_property
+from fedprompt.harness.conformance import PROPERTIES, check_method, check_property, toy
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Method, State, load_plugin, registry
@@ -26,6 +26,13 @@ def failures(method: type[Method], params: dict[str, object] | None = None) -> d
 @pytest.mark.parametrize("name", registry().names())
 @pytest.mark.slow
 def test_every_registered_method_conforms(name: str) -> None:
+    assert failures(registry().get(name)) == {}
+
+
+@pytest.mark.parametrize("name", ["pfedbayespt-d", "pfedbayespt"])
+@pytest.mark.slow
+def test_methods_conform_without_kept_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "TOKEN_MEMORY", 0)
     assert failures(registry().get(name)) == {}
 
 

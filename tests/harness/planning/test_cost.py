@@ -103,7 +103,7 @@ def test_a_stage_that_trains_late_tokens_has_a_shorter_way_back() -> None:
 
 @pytest.mark.slow
 def test_a_sweep_makes_the_passes_of_all_draws() -> None:
-    """Ten instead of five; what the draws share, the frozen pass, is made once."""
+    """Ten instead of five."""
     vit, kinds = toy_backbone().to("meta"), ("evaluate", "sweep")
     methods = [meta_method("pfedbayespt", vit, 4, samples=v) for v in (5, 9, 1)]
     fewer, more, one = (cost(method, 1, 2, kinds).flops for method in methods)

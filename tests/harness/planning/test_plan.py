@@ -112,19 +112,22 @@ def test_pfedbayespt_on_domainnet_with_all_domains_a_client() -> None:
     found = paper_cells()["pfedbayespt"]
     train, diagnosed = 100 * 5 * (6 * 1830), 100 * 6 * 64  # a batch of every client in every round
     evaluated, swept = 9 * 6 * 780, 10 * 6 * 780
-    images = {"train train": train, "diagnose": diagnosed, "evaluate": evaluated, "sweep": swept}
-    assert found.tally.images == images
+    seen = {"train train": train, "diagnose": diagnosed, "evaluate": evaluated, "sweep": swept}
+    kept, dealt = 2**30 // (4 * 12 * 197 * D), 6 * (1830 + 780)  # a GB holds the frozen tokens of 147 images
+    made = kept + round(sum(seen.values()) * (1 - kept / dealt))
+    assert found.tally.images == {**seen, "features": made}
     frozen = PATCHES + 11 * (24 * 197 * D**2 + 4 * 197**2 * D)  # what enters each block, without prompts
     first, second = 12 * 2 * (2 * 64 * 197 * D), 12 * 2 * (2 * 64 * D)  # two MLPs a block, 197 tokens to 64 to 1
-    prompted, head = PATCHES + blocks(1 + 10 + 1 + 196), 2 * 10 * D
+    prompted, head = blocks(1 + 10 + 1 + 196), 2 * 10 * D  # the patches' embedding is the first of the frozen tokens
     draw = first + second + prompted + head
-    step = frozen + draw + first + second  # S = 1: a second psi
-    back = way_back(208) + 2 * head + 2 * (first + 2 * second)  # frozen tokens need no gradient, weights do
+    step = draw + first + second  # S = 1: a second psi
+    back = way_back(208) + 2 * head + 2 * (2 * first + 2 * second)  # of weights, and of tokens for the LN before them
     assert found.flops == (
         train * (step + back)
-        + diagnosed * (frozen + draw + first + second)
-        + evaluated * (frozen + 5 * draw)
-        + swept * (frozen + 10 * draw)
+        + diagnosed * (draw + first + second)
+        + evaluated * 5 * draw
+        + swept * 10 * draw
+        + made * frozen
     )
     assert found.bytes_sent == 100 * 6 * 2 * 4 * (416_280 + 7_690)  # Algorithm 1 averages the head
 
@@ -159,7 +162,7 @@ class Watch:
         self.images: Counter[tuple[str, str]] = Counter()
         self.steps: Counter[tuple[str, str]] = Counter()
         self.features = 0
-        batch, features = ClientData.batch, features_module.frozen_features
+        batch, features, inputs = ClientData.batch, features_module.frozen_features, FrozenViT.layer_inputs
 
         def watched_batch(data: ClientData, *args: Any) -> Batch:
             made = batch(data, *args)
@@ -171,7 +174,12 @@ class Watch:
             self.features += len(dataset.images) if rows is None else len(rows)
             return features(backbone, dataset, depth, rows)
 
+        def watched_inputs(backbone: FrozenViT, images: torch.Tensor, depth: int | None = None) -> torch.Tensor:
+            self.features += len(images)
+            return inputs(backbone, images, depth)
+
         monkeypatch.setattr(ClientData, "batch", watched_batch)
+        monkeypatch.setattr(FrozenViT, "layer_inputs", watched_inputs)
         monkeypatch.setattr(features_module, "frozen_features", watched_features)
 
 
