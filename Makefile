@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench test test-fast test-browser coverage ui perf lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage ui perf lint typecheck clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 bench: setup  ## train the embedded suite, record it, write tables
 	"$(BIN)/fedprompt" bench embedded --workers $(WORKERS)
+
+bench-clip: setup  ## the same for text methods: the embedded CLIP suite
+	"$(BIN)/fedprompt" bench embedded-clip --workers $(WORKERS)
 
 test: setup lint typecheck  ## all tests, after lint and typecheck
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf

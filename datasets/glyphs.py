@@ -24,7 +24,7 @@ from fedprompt.harness.core.progress import track
 from fedprompt.harness.core.rng import torch_rng
 
 VERSION = 2  # raise it when the drawing code changes, so that old caches are not mistaken for new ones
-SEEN_STYLES = ("print", "sketch", "chalk")  # micro-vit was pretrained on these; the other styles are shifts for it
+SEEN_STYLES = ("print",)  # what micro-vit was pretrained on; all other styles are shifts for it
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def colour(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 DRAW: dict[str, Style] = {**STYLES, "colour": colour}
-DOMAINS = GlyphSet("glyph-domains", classes.DOMAINS, tuple(STYLES), train=60, test=30)
+DOMAINS = GlyphSet("glyph-domains", classes.DOMAINS, tuple(STYLES), train=60, test=30, seed=1)
 HUNDRED = GlyphSet("glyph-100", classes.HUNDRED, ("colour",), train=50, test=25)
 PRETRAIN = GlyphSet("glyph-pretrain", classes.PRETRAIN, SEEN_STYLES, train=36, test=4)
 

@@ -22,11 +22,14 @@ from fedprompt.harness.federation.evaluation import Record, carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.layer_inputs import LayerInputs
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.model.zero_shot import require_zero_shot, zero_shot_accuracy
 from fedprompt.methods import Method, Task, registry
 
+GUARDED = 256  # training images, about, that the zero-shot guard looks at
 EXAMPLES = 64  # training images, about, that a method may look at before any round
 
 
@@ -86,6 +89,8 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
     backbone = _backbone(cell.backbone, site.weights, site.device)
     cls = registry().get(cell.method)
+    if "text" in cls.needs:
+        _check_zero_shot(cell.dataset, site.data_root, cell.backbone, site.weights, site.device)
     params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
     features = None
     if "features" in cls.needs:
@@ -144,3 +149,14 @@ def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, site: Sit
     """Kept from cell to cell: all rounds, seeds and partitions of a data set see the same images."""
     images = _dataset(dataset, site.data_root, spec.image_size).images
     return LayerInputs(_backbone(spec, site.weights, site.device), images, depth, site.token_memory)
+
+
+@lru_cache(maxsize=8)
+def _check_zero_shot(name: str, root: Path | None, spec: BackboneSpec, weights: str | None, device: str) -> None:
+    """Stop before anything trains if pretrained towers cannot read the data set's own training images."""
+    backbone, dataset = _backbone(spec, weights, device), _dataset(name, root, spec.image_size)
+    if not isinstance(backbone, FrozenCLIP) or spec.weights == "random":
+        return
+    rows = np.flatnonzero(~dataset.is_test)
+    sample = rows[:: max(1, len(rows) // GUARDED)]
+    require_zero_shot(backbone, zero_shot_accuracy(backbone, dataset, sample), dataset.num_classes)

@@ -40,10 +40,16 @@ class Setting:
     kind: str = "heterogeneity"
     published: str = ""  # the data set whose printed values are shown beside ours
     reference: str = ""  # key of the row that an ablation's differences are taken from
+    control: str = ""  # key of the row that all gains are taken over; none means no prompt under the same policy
     reference_method: str = ""  # that row's method, where the row itself was left out by a selection
     protocol: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     policies: tuple[str, ...] = (PAPER,)  # of the head: each row is shown under every one that it can have
+
+    @property
+    def control_title(self) -> str:
+        """What sentences call the control."""
+        return next((row.title for row in self.rows if row.key == self.control), self.control) or "no prompt"
 
     @property
     def reference_row(self) -> Row | None:

@@ -2,13 +2,14 @@
 
 title = "..."            methods = "all" or a list       seeds = [0, 1]
 policies = ["local", "global", "global_then_ft"] of the head, for all methods (default: ["paper"], each method's own)
+control = "zs-clip"      the row that all gains are taken over (default: no prompt under the same policy)
 backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (optional)
 [protocol]               fields of the protocol, for every cell
 [params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
-                         (one list per placeholder), methods, policies,
+                         (one list per placeholder), methods, policies, control,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
                          published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside, those of
                          the ViT paper or of the CLIP paper), reference (of an ablation),
@@ -33,9 +34,9 @@ from fedprompt.methods import registry
 
 FOLDER = Path(__file__).parent / "suites"
 KEYS = {"title", "methods", "seeds", "backbone", "weights", "image_size", "protocol", "params", "settings"}
-KEYS |= {"variants", "tune", "include", "policies"}
+KEYS |= {"variants", "tune", "include", "policies", "control"}
 SETTING_KEYS = {"table", "dataset", "partition", "protocol", "params", "kind", "methods", "published", "reference"}
-SETTING_KEYS |= {"policies"}
+SETTING_KEYS |= {"policies", "control"}
 VARIANT_KEYS = {"method", "title", "params"}
 
 
@@ -114,6 +115,9 @@ def _expand(
     rows = _rows(entry.get("methods", raw.get("methods", "all")), variants, offered(raw["backbone"]))
     if reference and reference not in {row.key for row in rows}:
         raise unknown(f"reference in {where}", reference, {row.key for row in rows})
+    control = entry.get("control", raw.get("control", ""))
+    if control and control not in {row.key for row in rows}:
+        raise unknown(f"control in {where}", control, {row.key for row in rows})
     policies = _policies(entry.get("policies", raw.get("policies", [PAPER])), rows, where)
     levels = (raw.get("params", {}), entry.get("params", {}))
     params = {name: _params(name, levels, where) for name in registry().names()}
@@ -130,6 +134,7 @@ def _expand(
             kind=kind,
             published=entry.get("published", ""),
             reference=reference,
+            control=control,
             protocol=protocol,
             params=params,
             policies=policies,

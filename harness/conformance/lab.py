@@ -66,7 +66,7 @@ def close(expected: State, actual: State, when: str, tolerance: float) -> None:
     same_layout(expected, actual, when)
     for name, tensor in expected.items():
         if tensor.numel():
-            allowed = tolerance * max(1.0, float(tensor.abs().max()))
+            allowed = tolerance * max(1.0, float(tensor.double().abs().max()))
             difference = gap(tensor, actual[name])
             require(difference <= allowed, f"{when}: {name} differs by up to {difference:.2g}, allowed {allowed:.2g}")
 

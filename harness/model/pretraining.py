@@ -46,35 +46,30 @@ def normalise(images: np.ndarray) -> torch.Tensor:
 
 def pretrain(
     out: Path,
-    steps: int = 9000,
+    steps: int = 6000,
     seed: int = 0,
     batch: int = 64,
     lr: float = 1e-3,
     warmup: int = 200,
-    first: int = 1000,
     data: Dataset | None = None,
     probes: bool = True,
 ) -> dict[str, Any]:
     """Train on glyph-pretrain; write the weights without their class head to ``out`` and a record beside it (.json).
 
-    The first ``first`` steps see only the first style, black on white: an early trial that began with all styles
-    stayed at chance for over a thousand steps. Gradients are clipped for the same reason.
     The record, which is also returned, holds the settings, the accuracy on held-out images of the pretraining
     classes and, with ``probes``, what ``probe`` measures.
     """
     if steps < 1:
-        raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 9000).")
+        raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 6000).")
     _check_writable(out)
     data = data or glyph_pretrain()
     model = new_model(seed, data.num_classes)
     optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=True)
     rng = torch_rng(seed, "pretrain", "batches")
     train = np.flatnonzero(~data.is_test)
-    easy = train[data.domains[train] == 0]
     console = Console(stderr=True)
     for step in track(range(steps), "pretraining micro-vit", console=console, disable=not console.is_terminal):
-        pool = easy if step < first else train
-        rows = pool[torch.randint(len(pool), (batch,), generator=rng).numpy()]
+        rows = train[torch.randint(len(train), (batch,), generator=rng).numpy()]
         for group in optimiser.param_groups:
             group["lr"] = lr * rate(step, steps, warmup)
         logits = model(shift(normalise(data.images[rows]), rng))
@@ -94,7 +89,7 @@ def pretrain(
     record = {
         "architecture": ARCH,
         "parameters": sum(value.numel() for value in load_file(out).values()),
-        "settings": {"steps": steps, "seed": seed, "batch": batch, "lr": lr, "warmup": warmup, "first": first},
+        "settings": {"steps": steps, "seed": seed, "batch": batch, "lr": lr, "warmup": warmup},
         "data": data.name,
         "data_checksum": data.checksum,
         "held_out_accuracy": held_out,

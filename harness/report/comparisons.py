@@ -1,6 +1,7 @@
 """Every row against its control, the best against the second: one comparison per setting and head policy.
 
-The control is the method without prompts under the same reading of the head. In an ablation it is the reference.
+The control is the method without prompts under the same reading of the head, or the row that the setting names. In an
+ablation it is the reference.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,10 @@ def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]
         if setting.reference in keys:
             yield setting.reference, keys
         return
+    if setting.control:
+        if setting.control in keys:
+            yield setting.control, keys
+        return
     plain = [row.key for row in setting.rows if row.method == NO_PROMPT and not row.params]
     for reading in dict.fromkeys(readings[row] for row in keys):
         rows = [row for row in keys if readings[row] == reading]
@@ -95,7 +100,7 @@ def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]
 
 
 def with_gains(summary: pd.DataFrame, comparisons: Comparisons, sweeps: Sweeps) -> pd.DataFrame:
-    """The summary with gains over no prompt, deciles over clients, and whether a row leads its column for certain.
+    """The summary with gains over the control, deciles over clients, and whether a row leads its column for certain.
 
     They belong to the metric that is compared; other metrics have none. An ablation has no gains, but differences from
     its reference (`ablation.with_paired`). The gain of a V-sweep is that over a single draw.

@@ -10,8 +10,8 @@ HEADS = {
     "local": "Under a local head",
     "global": "Under a global head",
     "global_then_ft": "Under a global head that each client fine-tunes",
-    "none": "Without a head",
-    "none_then_ft": "Without a head, after each client has fine-tuned its prompt",
+    "none": "",
+    "none_then_ft": "After each client has fine-tuned its prompt",
     "paper": "With the head as in each method's paper",
 }
 LISTED = 3  # more gains or losses than this are counted, and only the largest is given

@@ -6,6 +6,7 @@ from math import isnan
 import pandas as pd
 
 from fedprompt.harness.cells.suite import Setting, Suite
+from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons
 from fedprompt.harness.report.conclusion import HEADS, conclusion
@@ -36,9 +37,12 @@ def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentenc
 def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:
     titles = {row.key: row.title for row in setting.rows}
     is_ablation = setting.kind == "ablation"
-    control = titles.get(setting.reference, "the reference") if is_ablation else "no prompt"
+    control = titles.get(setting.reference, "the reference") if is_ablation else setting.control_title
     gains, limit = comparison.differences, _largest(comparison)
-    return conclusion(gains, comparison.leader, limit, policy, titles, control)
+    readings = {setting.reading(row, policy) for row in setting.rows if setting.shows(row, policy)}
+    has_head = any(head_owner(reading) != "none" for reading in readings)
+    shown = "none" if policy == PAPER and not has_head else policy
+    return conclusion(gains, comparison.leader, limit, shown, titles, control)
 
 
 def _largest(comparison: Comparison) -> Detectable | None:

@@ -75,8 +75,8 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
         f"over the last {over} rounds{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
         "the second.",
-        "Gain: difference to no prompt under the same head policy, in points, paired by seed and client, with its 95 % "
-        "interval over further clients and seeds. docs/statistics.md says how it is made.",
+        f"Gain: difference to {_controls(suite)}, in points, paired by seed and client, with its 95 % interval over "
+        "further clients and seeds. docs/statistics.md says how it is made.",
     ]
     if "unseen" in kinds:
         lines.append("Unseen Average: mean over clients that never trained, after they adapted to the last state.")
@@ -102,6 +102,13 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     if "heterogeneity" in kinds:
         lines.append("Sent: what one client uploads in one round, floats of 4 bytes.")
     return lines
+
+
+def _controls(suite: Suite) -> str:
+    """What gains are taken over, in words."""
+    named = dict.fromkeys(s.control_title for s in suite.settings if s.control)
+    default = any(not setting.control for setting in suite.settings)
+    return " or ".join(["no prompt under the same head policy"] * default + list(named))
 
 
 def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str] = ()) -> Section:

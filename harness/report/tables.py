@@ -69,7 +69,7 @@ def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[G
     columns = [column for group in groups for column in _means(group, list(titles), metrics)]
     if kind == "heterogeneity":
         columns.append(_sent(part, list(titles)))
-    meaning = "Differs from no prompt at 5 %, adjusted for all comparisons below one heading."
+    meaning = "Differs from the control at 5 %, adjusted for all comparisons below one heading."
     notes = (*_marked(columns, meaning), *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)

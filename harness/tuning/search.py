@@ -175,7 +175,7 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
     head = {"head": cell.protocol.head, "finetune_epochs": cell.protocol.finetune_epochs}
     protocol = {**setting.protocol, **head, **suite.tune.protocol}
     base = tuple(_base(suite, setting, cell.method, seed, protocol) for seed in suite.tune.seeds)
-    grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}")
+    grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
     return Search(suite.name, base, grid, trials, sampler, readings(base[0], entries))
 
 

@@ -83,9 +83,10 @@ def looks(rows: Sequence[Row]) -> dict[str, Look]:
     """By the row's key. A method looks the same in every suite, whatever else is shown; variants take what is left."""
     known = registry().names()
     order = [*known, *(row.key for row in rows if row.key not in known)]
-    # 7 colours, 13 markers and a line style that changes with every turn of the colours: 91 different pairs.
+    # 7 colours and 13 markers are 91 pairs; a line style that changes with every turn of the markers tells the first 52
+    # apart without colour.
     return {
-        key: Look(COLOURS[i % 7], MARKERS[i % 13], STYLES[i // 7 % len(STYLES)])
+        key: Look(COLOURS[i % 7], MARKERS[i % 13], STYLES[i // 13 % len(STYLES)])
         for i, key in enumerate(dict.fromkeys(order))
     }
 

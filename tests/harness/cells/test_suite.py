@@ -340,3 +340,61 @@ def test_params_for_all_reach_those_who_have_them() -> None:
 def test_a_parameter_that_no_method_has_is_named() -> None:
     with pytest.raises(UserError, match=r"'lenght'.*'length'"):
         parse_suite("x", {**RAW, "params": {"all": {"lenght": 3}}})
+
+
+# -- methods without a head -------------------------------------------------------------------------------------------
+
+TEXT = {**RAW, "backbone": "micro-clip", "methods": ["zs-clip", "promptfl", "promptfl-ft", "fedvpt", "head-tune"]}
+
+
+def test_all_means_every_method_that_the_backbone_can_serve() -> None:
+    methods = {row.key for row in parse_suite("x", {**RAW, "methods": "all"}).rows}
+    assert "fedvpt" in methods
+    assert "promptfl" not in methods
+    assert {"fedvpt", "promptfl"} <= {row.key for row in parse_suite("x", {**TEXT, "methods": "all"}).rows}
+
+
+def test_both_families_share_a_table_each_under_its_own_policy() -> None:
+    entries = [
+        entry for entry in parse_suite("x", TEXT).planned() if entry.cell.seed == 0 and entry.setting.label == "m=1"
+    ]
+    assert [(entry.row.key, entry.reading) for entry in entries] == [
+        ("zs-clip", "none"),
+        ("promptfl", "none"),
+        ("promptfl-ft", "none_then_ft"),
+        ("fedvpt", "local"),
+        ("head-tune", "global"),
+    ]
+
+
+def test_policies_of_the_head_leave_out_methods_without_one() -> None:
+    raw = {**TEXT, "methods": ["promptfl", "fedvpt"], "policies": ["local", "none"]}
+    entries = {(entry.row.key, entry.policy) for entry in parse_suite("x", raw).planned()}
+    assert entries == {("promptfl", "none"), ("fedvpt", "local")}
+    with pytest.raises(UserError, match="promptfl has the policies none, none_then_ft, and policies lacks all of them"):
+        parse_suite("x", {**raw, "policies": ["local"]})
+
+
+def test_a_suite_or_a_setting_names_the_control() -> None:
+    suite = parse_suite("x", {**TEXT, "control": "zs-clip", "settings": [SETTING, {**SETTING, "control": "fedvpt"}]})
+    assert [setting.control for setting in suite.settings] == ["zs-clip", "zs-clip", "fedvpt", "fedvpt"]
+    with pytest.raises(UserError, match=r"unknown control in suite 'x' 'zs-klip'\. Did you mean 'zs-clip'"):
+        parse_suite("x", {**TEXT, "control": "zs-klip"})
+
+
+@pytest.mark.parametrize(
+    ("method", "policy", "message"),
+    [
+        ("promptfl", "local", "method 'promptfl' has no head; its policies are none, none_then_ft, not 'local'"),
+        ("fedvpt", "none", "method 'fedvpt' has a head; its policies are local, global, global_then_ft, not 'none'"),
+    ],
+)
+def test_a_policy_that_a_method_cannot_have_is_refused(method: str, policy: str, message: str) -> None:
+    backbone = parse_suite("x", TEXT).backbone
+    with pytest.raises(UserError, match=message):
+        make_cell(method, "glyph-domains", "domains:m=1", backbone, policy=policy)
+
+
+def test_a_backbone_without_text_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(UserError, match="method 'promptfl' needs text, which backbone 'micro-vit' does not offer"):
+        make_cell("promptfl", "glyph-domains", "domains:m=1", parse_suite("x", RAW).backbone)

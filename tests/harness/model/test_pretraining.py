@@ -31,22 +31,8 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path: Path, toy: Da
 
 
 def test_training_learns_a_toy_task(tmp_path: Path, toy: Dataset) -> None:
-    record = pretrain.pretrain(tmp_path / "w", steps=20, batch=16, warmup=1, first=2, data=toy, probes=False)
+    record = pretrain.pretrain(tmp_path / "w", steps=20, batch=16, warmup=1, data=toy, probes=False)
     assert record["held_out_accuracy"] == {"a": 1.0, "b": 1.0}
-
-
-def test_the_curriculum_begins_with_the_first_style(
-    tmp_path: Path, toy: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    monkeypatch.setattr(pretrain, "normalise", lambda images: seen.append(images) or _normalise(images))
-    pretrain.pretrain(tmp_path / "w", steps=2, batch=16, first=1, data=toy, probes=False)
-    first_style = {image.tobytes() for image in toy.images[toy.domains == 0]}
-    assert {image.tobytes() for image in seen[0]} <= first_style
-    assert not {image.tobytes() for image in seen[1]} <= first_style
-
-
-_normalise = pretrain.normalise
 
 
 def test_global_random_state_is_left_alone(tmp_path: Path, toy: Dataset) -> None:

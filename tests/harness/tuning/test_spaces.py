@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fedprompt.harness.core.fields import is_rate
+from fedprompt.harness.model.weights import backbone_spec
 from fedprompt.harness.tuning.spaces import search_space, space_table
 from fedprompt.methods import registry
 
@@ -20,6 +21,14 @@ def test_every_rate_of_every_method_is_searched() -> None:
 
 def test_a_suite_may_exclude_a_rate() -> None:
     assert list(search_space("pfedpg", {"head_lr": [], "gen_lr": []}, "here")) == ["lr"]
+
+
+def test_values_that_a_small_backbone_has_no_block_for_are_left_out() -> None:
+    def blocks(name: str) -> tuple[int, ...]:
+        return search_space("pep-fedpt", {}, "here", backbone_spec(name, "random"))["insert_block"]
+
+    assert blocks("micro-vit") == (3,)
+    assert blocks("vit_tiny_patch16_224") == (3, 6, 9)
 
 
 def test_the_documented_spaces_are_those_of_the_methods() -> None:

@@ -1,0 +1,91 @@
+"""FedOTP: a shared and a private context; optimal transport decides which patches of an image each of them explains."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.fields import option
+from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.methods._contract import State, Task
+from fedprompt.methods._text import TextMethod, TextParams
+
+
+@dataclass(frozen=True)
+class FedOTPParams(TextParams):
+    mass: float = option(0.8, "mass gamma of a plan; at 1 every patch is used in full", low=0, high=1, paper="0.8")
+    eps: float = option(0.1, "weight of the plan's entropy", low=0, paper="0.1 (CIFAR), 0.01 (few shots)")
+    sweeps: int = option(100, "Sinkhorn sweeps at most", low=1, paper="100")
+    tolerance: float = option(1e-3, "a plan is done when a sweep changes its factors by less", low=0, paper="0.001")
+
+
+class FedOTP(TextMethod):
+    name = "fedotp"
+    title = "FedOTP"
+    order = 250
+    paper = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for Federated Learning (CVPR 2024)"
+    payload_formula = "m*d_t each way"
+    needs = frozenset({"text", "images", "spatial tokens"})
+    Params = FedOTPParams
+    stop_gradients: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("context", "own"), "the plan is a constant of the step"
+    )
+
+    def __init__(self, params: FedOTPParams, backbone: FrozenCLIP, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        for name in ("mass", "eps"):
+            if not getattr(params, name):
+                raise UserError(f"fedotp: {name} = 0 leaves no transport; give a positive number.")
+
+    def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
+        return {"own": self.first_context(rng)}
+
+    def class_features(self, theta: State) -> Tensor:
+        """Features under the shared and under the own context, (K, 2, C, d)."""
+        both = torch.stack([theta["context"], theta["own"]], dim=1)
+        return torch.unflatten(self.encode(both.flatten(0, 1)), 0, (-1, 2))
+
+    def logits(self, theta: State, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            patches = batch.pad(self.backbone.spatial(batch.images))  # (K, B, M, d)
+        similarity = torch.einsum("kbpd,kjcd->kbcpj", patches, self.current_classes(theta, batch))
+        params = self.params
+        plan = transport(similarity, params.mass, params.eps, params.sweeps, params.tolerance)
+        return self.backbone.logit_scale * (plan * similarity).sum((-2, -1))
+
+    def step_floats(self) -> int:
+        return 2 * super().step_floats()
+
+
+@torch.no_grad()
+def transport(similarity: Tensor, mass: float, eps: float, sweeps: int = 100, tolerance: float = 1e-3) -> Tensor:
+    """Entropic plans (..., M, k) for similarities of the same shape: each column receives ``mass`` / k, and no row
+    gives more than 1/M.
+
+    Sweeps over the logarithms of both factors, which neither underflow nor divide by zero. Each plan stops by itself:
+    it does not depend on its neighbours in the batch.
+    """
+    rows, columns = similarity.shape[-2:]
+    kernel = (similarity - 1) / eps
+    capacity, demand = -math.log(rows), math.log(mass / columns)
+
+    def row_factors(column: Tensor) -> Tensor:
+        return (capacity - (kernel + column).logsumexp(-1, keepdim=True)).clamp(max=0)
+
+    def column_factors(row: Tensor) -> Tensor:
+        return demand - (kernel + row).logsumexp(-2, keepdim=True)
+
+    column = torch.zeros_like(kernel[..., :1, :])
+    for _ in range(sweeps):
+        swept = column_factors(row_factors(column))
+        moving = (swept - column).abs().mean(-1, keepdim=True) >= tolerance
+        column = torch.where(moving, swept, column)  # what has stopped moving is found at rest in every later sweep
+        if kernel.is_meta or not moving.any():
+            break
+    row = row_factors(column)
+    return (kernel + row + column_factors(row)).exp()

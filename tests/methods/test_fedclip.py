@@ -1,0 +1,105 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedprompt.harness.conformance.lab import ALL, first_rows
+from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.methods import State
+from fedprompt.methods.fedclip import FedCLIP
+from fedprompt.methods.zs_clip import ZsClip
+
+
+def build(**params: Any) -> tuple[FedCLIP, State, Any]:
+    federation = toy_federation(FedCLIP, params)
+    assert isinstance(federation.method, FedCLIP)
+    _, theta = federation.theta(federation.start(), ALL)
+    return federation.method, theta, first_rows(federation, ALL, [5, 3, 5, 2], "train", theta)
+
+
+def flat(theta: State) -> State:
+    """An adapter that gives every coordinate the same weight."""
+    return {name: torch.zeros_like(x) if name.startswith("second") else x for name, x in theta.items()}
+
+
+def test_an_even_mask_is_zero_shot() -> None:
+    method, theta, batch = build()
+    expected = toy_federation(ZsClip).method.predict({}, batch)
+    torch.testing.assert_close(method.logits(flat(theta), batch), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_the_first_mask_is_nearly_even() -> None:
+    method, theta, batch = build()
+    mask = mask_of(method, theta, batch)
+    torch.testing.assert_close(mask.sum(-1), torch.ones(4, 5))
+    assert bool((mask > 0).all())
+    assert float(mask.max()) < 3 / 24
+
+
+def mask_of(method: FedCLIP, theta: State, batch: Any) -> Tensor:
+    """The mask, from its own definition."""
+    raw = method.backbone.projection(batch.features)
+    rows = []
+    for client in range(len(raw)):
+        first, second = ((theta[f"{n}.weight"][client], theta[f"{n}.bias"][client]) for n in ("first", "second"))
+        rows.append((torch.tanh(raw[client] @ first[0].T + first[1]) @ second[0].T + second[1]).softmax(-1))
+    return torch.stack(rows)
+
+
+def test_features_are_masked_and_normalised() -> None:
+    method, theta, batch = build()
+    product = mask_of(method, theta, batch) * method.backbone.projection(batch.features)
+    expected = product / product.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(method.masked(theta, batch)[batch.mask], expected[batch.mask])
+
+
+def test_the_adapter_sees_features_before_they_are_normalised() -> None:
+    method, theta, batch = build()
+    scaled = replace(batch, features=3 * batch.features)
+    assert not torch.allclose(method.masked(theta, batch), method.masked(theta, scaled), atol=1e-4)
+
+
+def test_the_loss_within_a_batch_does_not_depend_on_its_order() -> None:
+    method, theta, batch = build(loss="inbatch")
+    order = torch.tensor([1, 0, 2, 3, 4])
+    turned = replace(batch, features=batch.features[:, order], labels=batch.labels[:, order])
+    torch.testing.assert_close(method.loss(theta, turned), method.loss(theta, batch), atol=1e-4, rtol=1e-5)
+
+
+def test_same_class_negatives_keep_the_loss_within_a_batch_above_log_two() -> None:
+    """Both images have the same text, so half of the probability is always wasted; over classes it is not."""
+    federation = toy_federation(FedCLIP)
+    _, theta = federation.theta(federation.start(), (2,))
+    batch = first_rows(federation, (2,), [2], "train", theta)
+    batch = replace(batch, labels=torch.zeros_like(batch.labels))
+    in_batch = {name: build(loss=name)[0].loss(theta, batch).item() for name in ("inbatch", "ce")}
+    assert in_batch["inbatch"] >= math.log(2) - 1e-6
+    apart = 100 * torch.eye(4)[[0, 0]]  # features that are their class's text, among classes far apart
+    assert torch.nn.functional.cross_entropy(apart, batch.labels[0]) < 1e-6
+
+
+def test_padding_is_nobodys_negative() -> None:
+    method, theta, batch = build(loss="inbatch")
+    federation = toy_federation(FedCLIP, {"loss": "inbatch"})
+    alone = first_rows(federation, (3,), [2], "train", {})
+    own = {name: tensor[3:4] for name, tensor in theta.items()}
+    torch.testing.assert_close(method.loss(theta, batch)[3:], method.loss(own, alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["ce", "inbatch"])
+def test_scores_have_one_column_per_class_and_do_not_depend_on_other_images(loss: str) -> None:
+    """A list of the batch's true names in place of the classes would leak the labels."""
+    method, theta, batch = build(loss=loss)
+    scores = method.predict(theta, batch)
+    assert scores.shape == (4, 5, 4)
+    others = batch.features.clone()
+    others[:, 1:] = 0
+    changed = replace(batch, features=others, labels=(batch.labels + 1) % 4)
+    torch.testing.assert_close(method.predict(theta, changed)[:, 0], scores[:, 0])
+
+
+def test_payload_is_two_square_maps() -> None:
+    assert build()[0].payload() == (2 * (24 * 24 + 24),) * 2

@@ -1,0 +1,92 @@
+"""What text methods cost: floats at ViT-B/16 shapes, on `meta`, against the papers; texts, however many images."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.methods import Method, State, Task, registry
+
+TEXT_METHODS = [name for name in registry().names() if "text" in registry().get(name).needs]
+CLIENTS = 10
+
+
+@cache
+def clip_base() -> FrozenCLIP:
+    pytest.importorskip("open_clip")
+    backbone = load_backbone(BackboneSpec("clip:ViT-B-16", "random", 224), device="meta")
+    assert isinstance(backbone, FrozenCLIP)
+    return backbone
+
+
+def at_base(text: str) -> Method:
+    name, *params = text.split()
+    method = registry().get(name)
+    task = Task(tuple(f"class {c}" for c in range(100)), torch.ones(CLIENTS, 100), "none")
+    return method(build(method.Params, dict(param.split("=") for param in params), name), clip_base(), task)
+
+
+def floats(state: State) -> int:
+    return sum(tensor.numel() for tensor in state.values())
+
+
+# name and parameters, floats down, floats up, private floats that train
+CASES = [
+    ("fedotp", 8_192, 8_192, 8_192),
+    ("fedpgp", 8_192, 8_192, 4_224),
+    ("fedpgp rank=4", 8_192, 8_192, 2_112),
+    ("pfedmoap", 81_920, 8_192, 66_048),
+    ("pfedmoap experts=3", 32_768, 8_192, 66_048),
+    ("pfedprompt", 8_192, 8_192, 0),
+    ("pfeddc", 14_336, 14_336, 14_336 + 1_050_624 + 2_362_368),
+    ("promptfolio", 8_192, 8_192, 8_192),
+    ("promptfolio length=8", 4_096, 4_096, 4_096),
+    ("fedpha", 8_192, 8_192, 8_192),
+    ("fedpha own_lengths=4,32", 8_192, 8_192, 512 * 32),  # of which a client uses its own length
+    ("fedclip", 525_312, 525_312, 0),
+    ("fedtpg", 4_206_080, 4_206_080, 0),
+]
+
+
+@pytest.mark.parametrize(("text", "down", "up", "private"), CASES)
+def test_payload_at_vit_base(text: str, down: int, up: int, private: int) -> None:
+    method = at_base(text)
+    server = {name: tensor.to("meta") for name, tensor in method.init_server(torch.Generator()).items()}
+    personal = method.init_personal(torch.Generator(), 0)
+    received = method.download(server, [0])
+    theta = {**received, **{name: tensor[None].to("meta") for name, tensor in personal.items()}}
+    sent = {name: tensor[0] for name, tensor in method.upload(theta, received).items()}
+    assert (floats(method.travelled(received, 0)), floats(sent)) == (down, up) == method.payload()
+    trained = method.rates()
+    assert floats({name: tensor for name, tensor in personal.items() if name in trained}) == private
+
+
+def test_a_first_visit_costs_pfedmoap_one_context() -> None:
+    assert at_base("pfedmoap").first_payload() == (8_192, 8_192)
+
+
+@pytest.mark.parametrize("name", TEXT_METHODS)
+def test_texts_are_encoded_for_clients_and_classes_however_many_images_there_are(name: str) -> None:
+    federation, state = after_rounds(registry().get(name), None, 1)
+    _, theta = federation.theta(state, ALL)
+    backbone: Any = federation.method.backbone
+    encoded: list[int] = []
+    features = backbone.text_features
+
+    def counted(context: torch.Tensor, prompts: Any) -> torch.Tensor:
+        encoded.append(len(context))
+        return features(context, prompts)
+
+    backbone.text_features = counted
+    counts = []
+    for images in (1, 5):
+        batch = first_rows(federation, ALL, [images] * 4, "train", theta)
+        encoded.clear()
+        federation.method.loss(theta, batch)
+        counts.append(sum(encoded))
+    assert counts[0] == counts[1] <= 3 * len(ALL)
