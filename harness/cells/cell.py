@@ -60,9 +60,10 @@ class Cell:
 
 
 def _short_partition(text: str) -> str:
-    """What tells partitions of one study apart: `m=2`, `alpha=0.3 unseen=half`; sizes are left out."""
+    """What tells partitions of one study apart: `m=2`, `alpha=0.3 unseen`; sizes are left out."""
     kind, _, keys = text.partition(":")
-    return " ".join(key for key in keys.split(",") if key and not key.startswith(SIZES)) or kind
+    shown = (key.replace("unseen=half", "unseen") for key in keys.split(",") if not key.startswith(SIZES))
+    return " ".join(filter(None, shown)) or kind
 
 
 def cell_from_json(text: str) -> Cell:

@@ -40,8 +40,8 @@ def progress(*columns: ProgressColumn) -> Progress:
     """Bars to be used as a context manager. ``columns`` replace the usual counts and times."""
     usual = (MofNCompleteColumn(), TimeElapsedColumn(), LeftColumn())
     return Progress(
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        BarColumn(20),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)),
+        BarColumn(14),  # so that counts and times fit 80 columns
         *(columns or usual),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
