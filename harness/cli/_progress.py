@@ -109,6 +109,8 @@ def run_and_record(
     finished = {cell.hash for cell in finished_cells(cells, site.out) if cell.hash not in restart}
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
+    without_data = check_inputs([cell for cell in cells if cell.hash not in finished], site)
+    cells = [cell for cell in cells if cell.hash not in without_data]
     variants = suite.variants() if suite else {}
     names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
     flops = _flops([cell for cell in cells if cell.hash not in finished], site)
@@ -129,6 +131,42 @@ def run_and_record(
     for outcome in outcomes:
         if outcome.locked:
             print(f"not run: {outcome.error}", file=sys.stderr)
+    return [*outcomes, *without_data.values()]
+
+
+def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcome]":
+    """Look for weights and data before any cell runs, so that what is missing is said once.
+
+    Returns the outcomes of cells whose data are missing, by hash; raises if there are no others, or no weights.
+    """
+    from fedprompt.datasets import MissingDataError, load_labels, parse_partition, short_name, shots_note
+    from fedprompt.harness.cells.executor import CellOutcome
+    from fedprompt.harness.cells.folder import run_folder
+    from fedprompt.harness.model.weights import load_backbone
+
+    for spec in dict.fromkeys(cell.backbone for cell in cells):
+        if spec.weights == "hub":  # fetched here, so that a missing network is noticed before any image is read
+            load_backbone(spec)
+    missing: dict[str, MissingDataError] = {}
+    for name in dict.fromkeys(cell.dataset for cell in cells):
+        try:
+            dataset = load_labels(name, site.data_root)
+        except MissingDataError as error:
+            missing[name] = error
+            continue
+        for partition, seed in {cell.partition: cell.seed for cell in cells if cell.dataset == name}.items():
+            if note := shots_note(parse_partition(partition), dataset, seed):
+                print(f"note: {note}", file=sys.stderr)
+    outcomes = {
+        cell.hash: CellOutcome(cell, run_folder(site.out, cell), str(missing[cell.dataset]))
+        for cell in cells
+        if cell.dataset in missing
+    }
+    if outcomes and len(outcomes) == len(cells):
+        raise next(iter(missing.values()))
+    for name, reason in missing.items():
+        count = sum(cell.dataset == name for cell in cells)
+        print(f"not run: {count} cells of {short_name(name)}: {reason}", file=sys.stderr)
     return outcomes
 
 

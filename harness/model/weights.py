@@ -115,8 +115,9 @@ def offered(name: str) -> frozenset[str]:
     """What a backbone of this name offers to methods, known without building it."""
     if _is_clip(name):
         from fedprompt.harness.model.clip import FrozenCLIP
+        from fedprompt.harness.model.clip_resnet import FrozenResNetCLIP
 
-        return FrozenCLIP.offers
+        return FrozenResNetCLIP.offers if name.startswith(f"{CLIP_PREFIX}RN") else FrozenCLIP.offers
     return FrozenViT.offers
 
 

@@ -7,6 +7,7 @@ are what `cost` counts for an image of each kind of pass, times these images.
 import heapq
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from fedprompt.datasets import parse_partition, trained_classes
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
@@ -28,10 +28,11 @@ from fedprompt.harness.planning.calibration import (
     prices,
     structure,
 )
-from fedprompt.harness.planning.cost import Cost
+from fedprompt.harness.planning.cost import Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
-from fedprompt.harness.planning.tally import Tally, tally_cells
+from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 
+BUSY = 0.5  # processes per core that make a machine busy
 EMBEDDED = ("glyph-domains", "glyph-100")
 
 
@@ -51,12 +52,18 @@ class CellPlan:
 
     @property
     def flops(self) -> int:
-        return sum(count * self.cost.flops[kind] for kind, count in self.tally.images.items()) // self.cost.images
+        cost, texts = self.cost, self.cost.client_flops
+        of_images = sum(count * (cost.flops[k] - texts.get(k, 0)) for k, count in self.tally.images.items())
+        return of_images // cost.images + sum(
+            self.tally.clients[k] * flops for k, flops in texts.items() if k in self.tally.clients
+        )
 
     @property
     def activation_bytes(self) -> int:
         """What autograd keeps in the largest training step."""
-        return self.cost.saved_bytes * self.tally.step[1] // self.cost.images
+        clients, images = self.tally.step
+        of_images = self.cost.saved_bytes - self.cost.client_bytes
+        return of_images * images // self.cost.images + clients * self.cost.client_bytes
 
     @property
     def bytes_sent(self) -> int:
@@ -116,13 +123,14 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
-    classes = [trained_classes(parse_partition(cell.partition), data[cell.dataset].dataset) for cell in cells]
+    classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
     keys = [_key(cell, count) for cell, count in zip(cells, classes, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
         jobs[key] = _joined(jobs.get(key), cell, count, tally)
     done = [is_done(run_folder(site.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
+    busy = _busy(os.getloadavg()[0], os.cpu_count() or 1) if timed else ()
     job_prices, started = prices(list(jobs.values()), site, workers, timed)
     price_of = dict(zip(jobs, job_prices, strict=True))
     overhead = _overhead(data) if timed else Overhead()
@@ -133,8 +141,18 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         cell_plans[name] = replace(untimed, seconds=seconds)
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
     together = sum(left) if not timed else makespan(left, workers) + started + overhead.start
-    notes = tuple(known.note for known in data.values() if known.note)
+    notes = tuple(known.note for known in data.values() if known.note) + busy
     return Plan(cell_plans, lines, together, notes)
+
+
+def _busy(load: float, cores: int) -> tuple[str, ...]:
+    """A note if other programs were running before the machine was timed."""
+    if load < BUSY * cores:
+        return ()
+    return (
+        f"This machine was busy before it was timed (load {load:.1f} on {cores} cores), so the times are too long for "
+        "an idle one; plan again when it is idle",
+    )
 
 
 def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
@@ -143,7 +161,7 @@ def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
     costs: dict[str, Cost] = {}
     flops = {}
     for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
-        classes = trained_classes(parse_partition(cell.partition), data[cell.dataset])
+        classes = classes_of(cell, data[cell.dataset])
         job = _joined(None, cell, classes, tally)
         key = json.dumps([_key(cell, classes), sorted(tally.images)])
         costs[key] = costs.get(key) or count_passes(job)
@@ -159,12 +177,12 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _key(cell: Cell, classes: int) -> str:
+def _key(cell: Cell, classes: Classes) -> str:
     """Cells with equal keys have passes of equal cost; learning rates are no part of it."""
     return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size])
 
 
-def _joined(job: Job | None, cell: Cell, classes: int, tally: Tally) -> Job:
+def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     """``job`` with another of its cells."""
     clients, images = tally.step
     if job is None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from fedprompt.datasets import short_name
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
 
@@ -51,7 +52,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def experiment_name(dataset: str) -> str:
-    return f"fedprompt/{dataset}"
+    return f"fedprompt/{short_name(dataset)}"
 
 
 def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:

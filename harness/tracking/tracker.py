@@ -23,10 +23,12 @@ from fedprompt.harness.tracking.contents import (
     cell_params,
     cell_tags,
     curve_metrics,
+    dataset_input,
     final_metrics,
 )
 from fedprompt.harness.tracking.marker import MAIN, Entry, Marker
 from fedprompt.harness.tracking.store import alone, connect, experiment_name, first_line, is_database, public
+from fedprompt.harness.tracking.view import view_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -154,6 +156,9 @@ class Tracker:
                 # A server has its own place for artifacts; a bare database has none.
                 place = (self.out / "mlartifacts").resolve().as_uri() if is_database(self.uri) else None
                 experiment = self._store.get_experiment(self._store.create_experiment(name, place))
+            for key, value in view_tags().items():
+                if experiment.tags.get(key) != value:
+                    self._store.set_experiment_tag(experiment.experiment_id, key, value)
             self._experiments[dataset] = experiment
         return self._experiments[dataset]
 
@@ -232,6 +237,7 @@ class Tracker:
         rest = {round_: row for round_, row in finished.curves.items() if round_ not in known}
         metrics = curve_metrics(run, rest) + final_metrics(run, finished)
         self._log(run, metrics, cell_params(finished.cell), finished.tags)
+        self._store.log_inputs(run.info.run_id, [dataset_input(finished)])
         for name in ARTIFACTS:
             if (finished.folder / name).exists():
                 self._store.log_artifact(run.info.run_id, str(finished.folder / name))
