@@ -17,7 +17,8 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.Capture
         port = other.getsockname()[1]
         assert main(["ui", "--port", str(port), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"fedprompt: port {port} is taken by another program; choose another: make ui PORT=N, or fedprompt ui --port N.\n"
+        f"fedprompt: port {port} is taken by another program; "
+        "choose another: make ui PORT=N, or fedprompt ui --port N.\n"
     )
 
 

@@ -322,8 +322,8 @@ def test_labels_are_read_from_a_folder_without_decoding(tmp_path: Path) -> None:
 
 
 def test_sizes_that_nobody_knows_are_asked_for() -> None:
-    with pytest.raises(UserError, match="fedprompt prepare pacs"):
-        labelled("pacs")
+    with pytest.raises(UserError, match="fedprompt prepare dtd"):
+        labelled("dtd")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
