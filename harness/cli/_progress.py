@@ -59,10 +59,11 @@ class CellBars:
             self._say(f"{self._labels[folder.name]}: Average {100 * summary['average']:.2f} %{self._time()}")
 
     def failed(self, cell: "Cell", reason: str) -> None:
+        from fedprompt.harness.federation.rounds import failure_state
+
         self._end(cell.hash)
-        self._bars.console.print(
-            f"failed: {self._labels[cell.hash]}: {reason}", soft_wrap=True, markup=False, highlight=False
-        )
+        line = f"{failure_state(reason)}: {self._labels[cell.hash]}: {reason.removeprefix('diverged ')}"
+        self._bars.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _end(self, cell_hash: str) -> None:
         self._ended += 1

@@ -37,10 +37,12 @@ class Marker:
     def read(cls, folder: Path) -> "Marker":
         try:
             values = {"suites": [], "variant": "", "stores": {}, **json.loads((folder / MARKER).read_text())}
+            stores = {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()}
+            return cls(values["suites"], stores, values["variant"])
         except FileNotFoundError:
             return cls()
-        stores = {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()}
-        return cls(values["suites"], stores, values["variant"])
+        except (ValueError, TypeError, AttributeError):  # damaged: recording the run again has no effect
+            return cls()
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MARKER, json.dumps(asdict(self), indent=1, sort_keys=True).encode())
