@@ -38,5 +38,14 @@ def make_stamp(suite: Suite, uri: str, out: Path, accept_code: bool) -> str:
     failures = sorted(str(path) for path in (out / "runs").glob("*/failed.json"))
     files = [*Path(__file__).parent.rglob("*.*"), *(out / "paper").glob("*"), *(out / "tuned").glob("*")]
     code = [(file.name, file.stat().st_mtime_ns) for file in sorted(files) if "__pycache__" not in file.parts]
-    everything = [accept_code, suite.title, suite.argument, entries, sorted(map(str, suite.tuned.items())), states, failures, code]
+    everything = [
+        accept_code,
+        suite.title,
+        suite.argument,
+        entries,
+        sorted(map(str, suite.tuned.items())),
+        states,
+        failures,
+        code,
+    ]
     return hashlib.sha256(json.dumps(everything, default=str).encode()).hexdigest()
