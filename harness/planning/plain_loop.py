@@ -41,7 +41,7 @@ def train_client(federation: Federation, state: Mapping[str, Tensor], client: in
             features = forward(vit.vit, pixels, trained["prompts"])
             loss = F.cross_entropy(F.linear(features, trained["head.weight"], trained["head.bias"]), batch.labels[0])
             optimiser.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimiser.step()
     return {name: tensor.detach() for name, tensor in trained.items()}
 
