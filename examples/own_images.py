@@ -13,7 +13,7 @@ from fedprompt.harness import Site, backbone_spec, make_cell, read_summaries, ru
 photos, results = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
 rules = {"rounds": 3, "epochs": 1, "batch_size": 8, "last": 1}
 cells = [
-    make_cell(method, f"folder:{photos}", "dirichlet:alpha=1,clients=2", backbone_spec("micro-vit"), 0, {}, rules)
+    make_cell(method, f"folder:{photos}", "disjoint:clients=2", backbone_spec("micro-vit"), 0, {}, rules)
     for method in ("head-tune", "fedvpt")
 ]
 for outcome in run_cells(cells, Site(out=results)):
