@@ -1,7 +1,7 @@
 """`make perf-peers`: FedVPT-D by this suite, by a plain loop, in Flower's simulation with Ray and in pfl-research.
 
 All train the same prompts and head from the same values on the same batches with the same weights of the backbone, and
-average by numbers of images; the run fails if they end with other parameters. Several numbers of rounds tell what a round
+average by numbers of images; the run fails if they end with other parameters. Two numbers of rounds tell what a round
 takes from what starting takes; seconds are wall-clock seconds, because Flower's work is done by Ray's processes.
 """
 
