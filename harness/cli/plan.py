@@ -32,7 +32,9 @@ def add(commands: "Commands") -> None:
     options.add_suite(parser)
     options.add_selection(parser)
     parser.add_argument("--flops", type=float, help="sustained FLOPS of another machine, instead of measuring this one")
-    parser.add_argument("--workers", type=int, help="processes (default: all cores), or with --flops machines (default: 1)")
+    parser.add_argument(
+        "--workers", type=int, help="processes (default: all cores), or with --flops machines (default: 1)"
+    )
     options.add_untuned(parser)
     options.add_site(parser)
 
