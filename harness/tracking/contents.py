@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedprompt.harness.cells.cell import Cell, cell_from_json
+from fedprompt.harness.cells.folder import damaged_file
 from fedprompt.harness.federation.metrics import per_round, trained_reading
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "FinishedRun":
+        if damaged := damaged_file(folder):
+            raise ValueError(f"{damaged} is not what the finished run wrote")
         summary = json.loads((folder / "summary.json").read_text())
         digest = hashlib.sha256((folder / "records.csv").read_bytes() + (folder / "rounds.csv").read_bytes())
         return cls(

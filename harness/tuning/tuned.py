@@ -17,7 +17,7 @@ from fedprompt.harness.core.errors import UserError, check_keys
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, searches
+from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, portable, searches
 from fedprompt.methods import registry
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
@@ -75,10 +75,11 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
     if best is None or best.value is None:
         return None
     finished = sum(result.value is not None for result in results)
+    dataset = search.key[1]
     return Tuned(
-        **dict(zip(KEY_NAMES, search.key, strict=True)),
+        **{**dict(zip(KEY_NAMES, search.key, strict=True)), "dataset": portable(dataset)},
         params=best.point,
-        study=search.name,
+        study=search.name.replace(dataset, portable(dataset)),
         setup=search.setup,
         value=round(best.value, 6),
         default_value=None if default_value is None else round(default_value, 6),
@@ -179,7 +180,12 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     So values of `paper` serve the suites that it includes, and the other way round. Files of ``out`` come before those
     of the package. A study that is out of date counts only if it is of this suite, and if there is no other.
     """
-    choices = [Choice(entry, file) for file in _files(suite, out) for entry in read_tuned(file)]
+    here = {portable(setting.dataset): setting.dataset for setting in suite.settings}
+    choices = [
+        Choice(replace(entry, dataset=here.get(entry.dataset, entry.dataset)), file)
+        for file in _files(suite, out)
+        for entry in read_tuned(file)
+    ]
     if not choices:
         return []
     setups = {search.key: search.setup for search in searches(suite)}

@@ -197,6 +197,7 @@ def test_bench_expands_its_suite_once_and_reports(
 
     monkeypatch.setattr(suite_module, "make_cell", counted)
     monkeypatch.setattr(session_module, "execute", finish_at_once)
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     new_store(tmp_path)
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
     assert len(made_cells) == 8
