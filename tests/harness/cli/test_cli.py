@@ -221,3 +221,13 @@ def test_a_failed_cell_is_named_and_the_exit_code_is_one(
     words = [*replaced(method="head-tune", partition="domains:m=1,shots=2"), *SMALL, "--out", str(tmp_path)]
     assert main(words) == 1
     assert "RuntimeError: the [prompt] exploded" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "report.md")
+
+    monkeypatch.setattr("fedprompt.harness.tracking.tracker.sync", full)
+    assert main(["sync"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "fedprompt: No space left on device: report.md; mend that, then run the command again"
