@@ -50,6 +50,9 @@ CASES = [
     ("fedpha own_lengths=4,32", 8_192, 8_192, 512 * 32),  # of which a client uses its own length
     ("fedclip", 525_312, 525_312, 0),
     ("fedtpg", 4_206_080, 4_206_080, 0),
+    ("fedmgp", 5_120, 5_120, 12_800),
+    ("dp-fpl", 8_192, 8_192, 8_192),
+    ("pfedmma", 8_448, 8_448, 666_112),
 ]
 
 
@@ -89,4 +92,4 @@ def test_texts_are_encoded_for_clients_and_classes_however_many_images_there_are
         encoded.clear()
         federation.method.loss(theta, batch)
         counts.append(sum(encoded))
-    assert counts[0] == counts[1] <= 3 * len(ALL)
+    assert counts[0] == counts[1] <= 5 * len(ALL)

@@ -255,6 +255,16 @@ def _keys(suite: Suite, method: str) -> list[tuple[str, str, str, str]]:
     return [(cell.method, cell.dataset, cell.partition, cell.protocol.head) for cell in cells]
 
 
+def test_cells_that_only_ablations_show_have_names_of_their_own() -> None:
+    suite = load_suite("embedded")
+    variants = suite.variants()
+    by_row = {entry.row.key: variants.get(entry.cell.hash, "") for entry in suite.planned()}
+    assert by_row["full-without-mixture"] == "full-without-mixture"
+    assert by_row["pfedbayespt-g"] == by_row["fedvpt"] == ""
+    tuned = dataclasses.replace(suite, tuned={key: {"lr": 0.7} for key in _keys(suite, "pfedbayespt")})
+    assert "pfedbayespt-g-ablation" in tuned.variants().values()  # with the reference's rate, unlike the main table's
+
+
 def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:
     suite = load_suite("embedded").only(["pfedbayespt", "fedvpt", "pfedbayespt-g"])
     assert suite.untuned() == []
