@@ -20,8 +20,10 @@ HARNESS = Path(__file__).resolve().parents[1]
 DATASETS, METHODS = (Path(str(module.__file__)).resolve().parent for module in (fedprompt.datasets, fedprompt.methods))
 MODEL = HARNESS / "model"
 CLIP = (*MODEL.glob("clip*.py"), *(MODEL / f"{name}.py" for name in ("micro_clip", "open_clip_towers", "text")))
-IMAGES = ("_download", "_folders", "_images", "_layouts", "_listing", "_plot", "_prepare", "_registry", "_sources")
-IMAGES += ("_store", "__init__", "testing")  # on their way into the store
+IMAGES = (  # on their way into the store
+    *("_download", "_folders", "_images", "_layouts", "_listing", "_plot", "_prepare", "_registry", "_sources"),
+    *("_store", "__init__", "testing"),
+)
 ELSEWHERE = (
     *(MODEL.glob("pretraining*.py")),  # what makes weights
     MODEL / "zero_shot.py",  # what only refuses

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError, check_keys
+from fedprompt.harness.cells.suite_shape import (
+    COUNT,
+    ENTRIES,
+    FIELDS,
+    NUMBER,
+    SEEDS,
+    TEXT,
+    VALUES,
+    Shape,
+    check_shape,
+)
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
@@ -25,6 +36,22 @@ FORMAT = 2  # files of other formats are not used
 HEADER = (
     "# Written by `fedprompt tune`: chosen on held-out training data, never on test data. `fedprompt bench` uses it.\n"
 )
+
+
+REPEAT = Shape(
+    "a list of tables with seed, params and loss",
+    lambda value: (
+        isinstance(value, list)
+        and all(isinstance(choice, dict) and choice.keys() == {"seed", "params", "loss"} for choice in value)
+    ),
+)
+SHAPES = {
+    **dict.fromkeys((*KEY_NAMES, "study", "setup", "sampler", "code"), TEXT),
+    **dict.fromkeys(("value", "default_value"), NUMBER),
+    **dict.fromkeys(("trials", "finished", "failed"), COUNT),
+    **dict.fromkeys(("at_edge", "untried"), VALUES),
+    **{"params": FIELDS, "seeds": SEEDS, "repeat": REPEAT},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +140,16 @@ def read_tuned(path: Path) -> list[Tuned]:
     """The entries of the file; none if it has another format."""
     try:
         raw = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"tuned values {path} cannot be read ({error}); tune again, or pass --untuned.") from error
     if raw.pop("format", 1) != FORMAT:
         return []
-    check_keys(raw, {"study"}, str(path))
+    check_shape(raw, {"study": ENTRIES}, str(path))
     return [_entry(entry, path) for entry in raw.get("study", [])]
 
 
 def _entry(raw: Mapping[str, Any], path: Path) -> Tuned:
-    check_keys(raw, {field.name for field in fields(Tuned)}, str(path))
+    check_shape(raw, SHAPES, f"a study in {path}")
     for field in fields(Tuned):
         if field.name not in raw and field.default is MISSING:
             raise UserError(f"a study in {path} lacks {field.name!r}; tune again, or pass --untuned.")

@@ -137,6 +137,11 @@ def test_the_file_reads_well(tmp_path: Path) -> None:
         ("[[study]", "cannot be read"),
         ("format = 2\ndate = 1", "unknown key in"),
         ("format = 2\n[[study]]\nmethod = 'fedvpt'", "lacks 'dataset'"),
+        ("format = 2\nstudy = 3", "study = 3 is not a list of tables"),
+        ("format = 2\n[[study]]\nmethod = ['fedvpt']", "is not text"),
+        ("format = 2\n[[study]]\nparams = 1", "params = 1 is not a table"),
+        ("format = 2\n[[study]]\nrepeat = [{}]", "with seed, params and loss"),
+        ("x = " + "[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
