@@ -72,8 +72,8 @@ PORT ?= 5000
 ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)
 	"$(BIN)/fedprompt" ui --port $(PORT)
 
-perf: setup  ## speed, side by side in one run
-	"$(BIN)/fedprompt" perf
+perf: setup  ## speed as ratios beside their aims, from one run, and micro-benchmarks
+	OMP_NUM_THREADS=1 "$(BIN)/fedprompt" perf
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 lint: setup  ## ruff, and the import contract
