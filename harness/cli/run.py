@@ -42,7 +42,7 @@ def add(commands: "Commands") -> None:
         "(default): the method's own choice",
     )
     parser.add_argument("--rounds", type=int, help="communication rounds (protocol default 100)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of all random draws (default 0)")
     parser.add_argument(
         "--backbone", "-b", default="micro-vit", help="micro-vit, micro-clip, a plain timm ViT or clip:NAME"
     )
