@@ -14,7 +14,10 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage ui perf lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf lint typecheck clean
+
+# Each of these has a target of its own.
+APART := --ignore=tests/perf --ignore=tests/soak
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,13 +38,13 @@ bench-clip: setup  ## the same for text methods: the embedded CLIP suite
 	"$(BIN)/fedprompt" bench embedded-clip --workers $(WORKERS)
 
 test: setup lint typecheck  ## all tests, after lint and typecheck
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) $(APART)
 
 test-fast: setup  ## the tests that take less than a few seconds each
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf -m "not slow"
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) $(APART) -m "not slow"
 
 coverage: setup  ## all tests, and the lines that none of them runs
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) --ignore=tests/perf --cov
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests -n $(WORKERS) $(APART) --cov
 
 # Debian's packages; elsewhere put a chromium and its chromedriver on the path.
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
@@ -50,6 +53,9 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 	  { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver; }
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	"$(BIN)/python" -m pytest tests/browser -v
+
+soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
+	OMP_NUM_THREADS=1 timeout 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
 
 ui: setup  ## MLflow UI on 127.0.0.1:5000
 	"$(BIN)/python" -m mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db

@@ -1,13 +1,14 @@
 """ZS-CLIP: class names in a hand-written template, nothing trained, nothing sent. The control of text methods."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedprompt.harness.core.fields import option
-from fedprompt.methods._contract import State
+from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
 
 
@@ -26,10 +27,10 @@ class ZsClip(TextMethod):
     payload_formula = "0"
     Params = TemplateParams
 
-    @cached_property
-    def _classes(self) -> Tensor:
-        template = self.params.template
-        return self.backbone.template_features(self.task.class_names, [template] if template else None)
+    def __init__(self, params: Any, backbone: FrozenCLIP, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        templates = [params.template] if params.template else None
+        self._classes = backbone.template_features(task.class_names, templates)
 
     def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
         return {}

@@ -2,22 +2,19 @@
 
 import dataclasses
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import version
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-import fedprompt.methods
 from fedprompt.datasets import dataset_names, parse_partition
+from fedprompt.harness.cells.code import code_digest
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable, head_owner, policy_protocol
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.model.weights import BackboneSpec, offered
+from fedprompt.harness.model.weights import BackboneSpec, is_clip, offered
 from fedprompt.methods import Method, registry
 
 
@@ -32,7 +29,7 @@ class Cell:
     backbone: BackboneSpec
     protocol: Protocol  # its head is `local`, `global` or `none`
     seed: int
-    code: str  # the package's version; for a plugin also the digest of its file
+    code: str  # digest of the source that computes it
 
     def to_json(self) -> str:
         """Canonical text: equal cells give equal text."""
@@ -41,6 +38,11 @@ class Cell:
     @cached_property
     def hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    @cached_property
+    def setup(self) -> str:
+        """The hash without the code: what cells share that were run before and after an edit."""
+        return dataclasses.replace(self, code="").hash
 
     @property
     def label(self) -> str:
@@ -84,7 +86,8 @@ def make_cell(
     rules = _with_policy(cls, build(Protocol, protocol or {}, "protocol"), policy)
     if dataset not in dataset_names() and not dataset.startswith("folder:"):
         raise unknown("data set", dataset, [*dataset_names(), "folder:PATH"])
-    return Cell(method, values, dataset, str(parse_partition(partition)), backbone, rules, seed, _code(cls))
+    digest = code_digest(cls, is_clip(backbone.name))
+    return Cell(method, values, dataset, str(parse_partition(partition)), backbone, rules, seed, digest)
 
 
 def resolve_policy(method: str, policy: str) -> tuple[str, str]:
@@ -117,17 +120,3 @@ def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Proto
     if policy == PAPER and protocol.finetune_epochs:  # asked for beside the paper's reading; a local head refuses it
         fields["finetune_epochs"] = protocol.finetune_epochs
     return dataclasses.replace(protocol, **fields)
-
-
-def _code(method: type[Method]) -> str:
-    """The version of the package; for a plugin also its digest, so that an edited plugin is run again."""
-    file = Path(inspect.getfile(method)).resolve()
-    if file.parent == Path(fedprompt.methods.__path__[0]).resolve():
-        return _version()
-    return f"{_version()}+{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
-
-
-@cache
-def _version() -> str:
-    """Read from disk only once, because a suite has hundreds of cells."""
-    return version("fedprompt-bench")

@@ -94,6 +94,16 @@ def finish(folder: Path, summary: dict[str, object]) -> None:
     write_atomic(folder / DONE, b"")
 
 
+def failure_note(folder: Path) -> str:
+    """Why the last attempt stopped; empty if it did not, or if nobody could say."""
+    try:
+        return str(json.loads((folder / FAILURE_NOTE).read_text())["reason"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its note cannot be read"
+
+
 def note_failure(folder: Path, reason: str) -> None:
     if folder.is_dir():
         write_atomic(folder / FAILURE_NOTE, json.dumps({"reason": reason}).encode())

@@ -13,9 +13,11 @@ import torch
 
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
 from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.code import code_digest
 from fedprompt.harness.cells.folder import finish, is_done, open_folder, run_folder
 from fedprompt.harness.cells.journal import Journal
 from fedprompt.harness.cells.site import DEFAULT_SITE, Site
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.evaluation import Record, carry_out
@@ -25,7 +27,7 @@ from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.features import cached_features
 from fedprompt.harness.model.layer_inputs import LayerInputs
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.model.weights import BackboneSpec, is_clip, load_backbone
 from fedprompt.harness.model.zero_shot import require_zero_shot, zero_shot_accuracy
 from fedprompt.methods import Method, Task, registry
 
@@ -53,6 +55,9 @@ def run_cell(
     folder = run_folder(site.out, cell)
     if is_done(folder) and not restart:
         return folder
+    code = code_digest(registry().get(cell.method), is_clip(cell.backbone.name))
+    if code != cell.code:  # files were edited after the command began
+        raise UserError(f"{cell.label} is of code {cell.code}, but this process has {code}; run the command again.")
     torch.set_num_threads(site.threads)
     dataset, partition, federation = assemble(cell, site)  # bad input fails here, before anything is written
     rules = cell.protocol

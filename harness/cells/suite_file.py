@@ -18,6 +18,8 @@ include = ["...", ...]   instead of settings: those of other suites, with the sa
 """
 
 import itertools
+import math
+import re
 import string
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from fedprompt.datasets import parse_partition
+from fedprompt.harness.cells import suite_shape as shape
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
+from fedprompt.harness.cells.suite_shape import check_shape
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
 from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
 from fedprompt.harness.model.weights import backbone_spec, offered
 from fedprompt.methods import registry
 
 FOLDER = Path(__file__).parent / "suites"
-KEYS = {"title", "methods", "seeds", "backbone", "weights", "image_size", "protocol", "params", "settings"}
-KEYS |= {"variants", "tune", "include", "policies", "control"}
-SETTING_KEYS = {"table", "dataset", "partition", "protocol", "params", "kind", "methods", "published", "reference"}
-SETTING_KEYS |= {"policies", "control"}
-VARIANT_KEYS = {"method", "title", "params"}
+MOST = 1000  # settings that the placeholders of one entry may make
 
 
 def suite_names() -> list[str]:
@@ -47,8 +47,14 @@ def suite_names() -> list[str]:
 def suite_path(name: str) -> Path:
     """The file of a suite that comes with the package, by name, or of any other by its path."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError:  # no file can have such a name
+        found = False
+    if not found:
         raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
+    if not re.fullmatch(r"\w[\w .+-]*", path.stem):  # reports and tuned values are written to places of this name
+        raise UserError(f"suite {name!r}: its name must begin with a letter or a digit and have no signs but .+-_")
     return path
 
 
@@ -57,27 +63,37 @@ def load_suite(name: str, weights: str | None = None) -> Suite:
 
     ``weights`` (a file, `hub` or `random`) replaces what the suite says.
     """
+    return _load(name, weights, ())
+
+
+def _load(name: str, weights: str | None, including: tuple[Path, ...]) -> Suite:
+    """``including`` are the suites on the way here."""
     path = suite_path(name)
+    if path.resolve() in including:
+        raise UserError(f"suite {including[0].stem!r} includes itself, by way of {including[-1].name}.")
     try:
         raw = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"suite {path} is not valid TOML: {error}.") from error
-    return replace(parse_suite(path.stem, raw, weights), file=name if name.endswith(".toml") else "")
+    except RecursionError as error:
+        raise UserError(f"suite {path} is nested too deeply.") from error
+    except OSError as error:
+        raise UserError(f"suite {path} cannot be read: {error.strerror}.") from error
+    suite = parse_suite(path.stem, raw, weights, (*including, path.resolve()))
+    return replace(suite, file=name if name.endswith(".toml") else "")
 
 
-def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -> Suite:
+def parse_suite(
+    name: str, raw: Mapping[str, Any], weights: str | None = None, including: tuple[Path, ...] = ()
+) -> Suite:
     where = f"suite {name!r}"
-    check_keys(raw, KEYS, where)
+    check_shape(raw, shape.SUITE, where)
     if "include" in raw:
-        return _joined(name, raw, weights, where)
+        return _joined(name, raw, weights, where, including)
     for key in ("seeds", "backbone", "settings"):
-        if not raw.get(key):
+        if key not in raw:
             raise UserError(f"{where} lacks {key!r}.")
-    for method in raw.get("params", {}):
-        if method != "all" and registry().resolve(method)[0] != method:
-            raise UserError(
-                f"params.{method} of {where}: {method} is an alias; write params.{registry().resolve(method)[0]}."
-            )
+    _check_methods(raw.get("params", {}), where)
     variants = {key: _variant(key, entry, where) for key, entry in raw.get("variants", {}).items()}
     backbone = backbone_spec(raw["backbone"], weights or raw.get("weights"), raw.get("image_size"))
     settings = tuple(setting for entry in raw["settings"] for setting in _expand(entry, raw, variants, where))
@@ -85,12 +101,19 @@ def parse_suite(name: str, raw: Mapping[str, Any], weights: str | None = None) -
     return Suite(name, raw.get("title", name), backbone, tuple(raw["seeds"]), settings, tune)
 
 
-def _joined(name: str, raw: Mapping[str, Any], weights: str | None, where: str) -> Suite:
+def _check_methods(params: Mapping[str, Any], where: str) -> None:
+    """Parameters are named by methods, not by their aliases."""
+    for method in params:
+        if method != "all" and registry().resolve(method)[0] != method:
+            raise UserError(
+                f"params.{method} of {where}: {method} is an alias; write params.{registry().resolve(method)[0]}."
+            )
+
+
+def _joined(name: str, raw: Mapping[str, Any], weights: str | None, where: str, including: tuple[Path, ...]) -> Suite:
     """The settings of other suites as one."""
     check_keys(raw, {"title", "include"}, f"{where}, which includes others")
-    parts = [load_suite(part, weights) for part in raw["include"]]
-    if not parts:
-        raise UserError(f"{where} includes nothing.")
+    parts = [_load(part, weights, including) for part in raw["include"]]
     first = parts[0]
     for part in parts:
         if (part.backbone, part.seeds, part.tune) != (first.backbone, first.seeds, first.tune):
@@ -103,9 +126,9 @@ def _expand(
     entry: Mapping[str, Any], raw: Mapping[str, Any], variants: Mapping[str, Row], where: str
 ) -> Iterator[Setting]:
     """One setting for each combination of the placeholders' values."""
+    holes = _placeholders(entry.get("partition", ""), where)
+    check_shape(entry, {**shape.SETTING, **dict.fromkeys(holes, shape.VALUES)}, f"settings of {where}")
     text = entry.get("partition", "")
-    holes = [hole for _, hole, _, _ in string.Formatter().parse(text) if hole]
-    check_keys(entry, SETTING_KEYS | set(holes), f"settings of {where}")
     for key in ("table", "dataset", "partition", *holes):
         if key not in entry:
             raise UserError(f"a setting of {where} lacks {key!r}.")
@@ -119,9 +142,13 @@ def _expand(
     if control and control not in {row.key for row in rows}:
         raise unknown(f"control in {where}", control, {row.key for row in rows})
     policies = _policies(entry.get("policies", raw.get("policies", [PAPER])), rows, where)
+    _check_methods(entry.get("params", {}), f"settings of {where}")
     levels = (raw.get("params", {}), entry.get("params", {}))
     params = {name: _params(name, levels, where) for name in registry().names()}
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
+    count = math.prod(len(entry[hole]) for hole in holes)
+    if not 0 < count <= MOST:
+        raise UserError(f"{where}: the placeholders of {text!r} make {count} settings; 1 to {MOST} are allowed.")
     for values in itertools.product(*(entry[hole] for hole in holes)):
         filling = dict(zip(holes, values, strict=True))
         _check_held_out(kind, text.format(**filling), where)
@@ -139,6 +166,19 @@ def _expand(
             params=params,
             policies=policies,
         )
+
+
+def _placeholders(partition: object, where: str) -> list[str]:
+    """The names in braces; nothing else may stand in them."""
+    try:
+        parts = list(string.Formatter().parse(partition if isinstance(partition, str) else ""))
+    except ValueError as error:
+        raise UserError(f"{where}: partition = {partition!r} has a brace too many or too few ({error}).") from error
+    holes = [(hole, form, conversion) for _, hole, form, conversion in parts if hole is not None]
+    for hole, form, conversion in holes:
+        if not hole.isidentifier() or form or conversion or hole in shape.SETTING:
+            raise UserError(f"{where}: partition = {partition!r} needs names in its braces, such as {{m}}.")
+    return list(dict.fromkeys(hole for hole, _, _ in holes))
 
 
 def _check_held_out(kind: str, partition: str, where: str) -> None:
@@ -162,8 +202,6 @@ def _row(name: str) -> Row:
 
 
 def _policies(names: Sequence[str], rows: Sequence[Row], where: str) -> tuple[str, ...]:
-    if not names or isinstance(names, str):
-        raise UserError(f"{where}: policies = {names!r} must be a list of {', '.join((*POLICIES, PAPER))}.")
     for name in names:
         if name not in (*POLICIES, PAPER):
             raise unknown(f"policy in {where}", name, (*POLICIES, PAPER))
@@ -179,7 +217,7 @@ def _policies(names: Sequence[str], rows: Sequence[Row], where: str) -> tuple[st
 
 
 def _variant(key: str, entry: Mapping[str, Any], where: str) -> Row:
-    check_keys(entry, VARIANT_KEYS, f"variants.{key} of {where}")
+    check_shape(entry, shape.VARIANT, f"variants.{key} of {where}")
     if key in registry():
         raise UserError(f"variants.{key} of {where} has the name of a method; choose another.")
     if "method" not in entry:
@@ -189,7 +227,7 @@ def _variant(key: str, entry: Mapping[str, Any], where: str) -> Row:
 
 
 def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
-    check_keys(entry, {field.name for field in fields(Tune)}, f"tune of {where}")
+    check_shape(entry, shape.TUNING, f"tune of {where}")
     tune = Tune(**{**entry, "seeds": tuple(entry.get("seeds", Tune.seeds))})
     shared = set(tune.seeds) & set(seeds)
     if shared:

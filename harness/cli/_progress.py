@@ -32,8 +32,11 @@ class CellBars:
         self._end(folder.name)
 
     def failed(self, cell: "Cell", reason: str) -> None:
+        from fedprompt.harness.federation.rounds import failure_state
+
         self._end(cell.hash)
-        self._bars.console.print(f"failed: {cell.label}: {reason}", soft_wrap=True, markup=False, highlight=False)
+        line = f"{failure_state(reason)}: {cell.label}: {reason.removeprefix('diverged ')}"
+        self._bars.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _end(self, cell_hash: str) -> None:
         self._bars.advance(self._all_cells)

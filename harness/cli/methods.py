@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fedprompt.methods import Method
 
 
+VISION = "With a head, on any ViT:"
+TEXT = "\nWith class names instead of a head, on a CLIP backbone (micro-clip, clip:NAME):"
+
+
 def add(commands: "Commands") -> None:
     examples = ("methods", "methods fedvpt")
     parser = add_command(commands, "methods", methods, "list the methods, or show one in detail", examples)
@@ -34,11 +38,15 @@ def methods(args: Namespace) -> None:
         _describe(registry().get(args.name), console)
         return
     width = max(len(name) for name in (*registry().names(), *ALIASES))
-    for name in registry().names():
-        method = registry().get(name)
-        console.print(f"{name:<{width}}  [bold]{method.title}[/]; a client sends {method.payload_formula}")
-    for name, alias in ALIASES.items():
-        console.print(f"{name:<{width}}  [bold]{alias.title}[/]; {alias.method} with --policy {alias.policy}")
+    for heading, with_text in ((VISION, False), (TEXT, True)):
+        console.print(heading)
+        for name in registry().names():
+            method = registry().get(name)
+            if ("text" in method.needs) == with_text:
+                console.print(f"  {name:<{width}}  [bold]{method.title}[/]; a client sends {method.payload_formula}")
+        for name, alias in ALIASES.items():
+            if ("text" in registry().get(name).needs) == with_text:
+                console.print(f"  {name:<{width}}  [bold]{alias.title}[/]; {alias.method} with --policy {alias.policy}")
     console.print("\n'fedprompt methods NAME' shows a method's state, payload and parameters.")
 
 

@@ -20,6 +20,9 @@ def add(commands: "Commands") -> None:
     options.add_suite(parser)
     parser.add_argument("--weights", help="the weights file the suite was run with, if it was one of yours")
     parser.add_argument("--untuned", action="store_true", help="report the runs without tuned values")
+    parser.add_argument(
+        "--accept-code", action="store_true", help="also show cells that were computed by other code than the present"
+    )
     parser.add_argument("--against", type=Path, metavar="DIR", help="say which numbers differ from a published run's")
     parser.add_argument("--publish", type=Path, metavar="DIR", help="also write report and records, small, to DIR")
     options.add_out(parser)
@@ -35,7 +38,7 @@ def report(args: Namespace) -> None:
     from fedprompt.harness.tuning.tuned import tuned_choices, write_tuned
 
     suite = options.selected_suite(args)
-    page = write_report(suite, options.tracking_uri(args), args.out, Console())
+    page = write_report(suite, options.tracking_uri(args), args.out, Console(), args.accept_code)
     if args.publish:
         publish(suite, args.out, args.publish)
         write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])

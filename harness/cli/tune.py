@@ -68,7 +68,8 @@ def tune(args: Namespace) -> int:
                     bar.remove_task(rows.pop(cell.hash))
             bar.update(whole, advance=1, total=sum(study.proposed for study in studies))
             if result.reason:
-                line = f"failed: {search.label} {_values(result.point)}: {result.reason}"
+                reason = result.reason.removeprefix("diverged ")
+                line = f"{result.state}: {search.label} {_values(result.point)}: {reason}"
                 bar.console.print(line, soft_wrap=True, markup=False)
 
         try:
@@ -96,8 +97,8 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
         table.add_row(
             escape(study.search.label),
             f"{len(finished)}/{len(results)}",
-            _percent(results[0].value),
-            _percent(best.value if best else None),
+            results[0].state if results[0].value is None else _percent(results[0].value),
+            _percent(best.value) if best and best.value is not None else "",
             escape(_values(best.point)) if best else "[red]no trial finished[/]",
             ", ".join(edge_rates(study.search, results, best.point)) if best else "",
         )
@@ -110,5 +111,5 @@ def _values(point: "Point") -> str:
     return ", ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in point.items())
 
 
-def _percent(value: float | None) -> str:
-    return "failed" if value is None else f"{100 * value:.2f}"
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"

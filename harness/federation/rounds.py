@@ -26,12 +26,14 @@ from fedprompt.harness.federation.schedule import (
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import Method, State
 
+DIVERGED = "diverged in round "  # how the reason begins
+
 
 class DivergedError(UserError):
     """Training left the range of numbers. The rate is too high for the method, the data or the backbone."""
 
     def __init__(self, round_: int, client: int) -> None:
-        where = f"diverged in round {round_}, client {client}"
+        where = f"{DIVERGED}{round_}, client {client}"
         super().__init__(f"{where}: loss or trained tensors are not finite; lower the learning rates.")
 
 
@@ -188,6 +190,11 @@ def _require_finite(trained: State, loss: Tensor, clients: Sequence[int], round_
     finite = torch.stack([loss.isfinite(), *(tensor.isfinite().all(1) for tensor in tensors)]).all(0)
     if not bool(finite.all()):
         raise DivergedError(round_, clients[int(finite.logical_not().nonzero()[0, 0])])
+
+
+def failure_state(reason: str) -> str:
+    """What a cell that stopped for ``reason`` is called: `diverged` if its numbers are the reason, else `failed`."""
+    return "diverged" if reason.startswith(DIVERGED) else "failed"
 
 
 def payload_of(state: State) -> Payload:

@@ -21,6 +21,7 @@ class FrozenCLIP(FrozenViT):
     """Image and text tower that never train. What a ViT method needs of a backbone is the image tower's."""
 
     offers = FrozenViT.offers | {"text", "spatial tokens"}
+    projection: nn.Module
 
     def __init__(
         self,

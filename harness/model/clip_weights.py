@@ -1,11 +1,14 @@
 """Which CLIP, with which weights: `micro-clip`, or `clip:NAME` for the models of open_clip."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.harness.model.clip_resnet import PIXELS_PER_PLACE
 from fedprompt.harness.model.micro_clip import ASSET, MICRO_CLIP, load_micro_clip, read_micro_clip
 from fedprompt.harness.model.weights import CLIP_PREFIX, BackboneSpec, file_identity
 
@@ -30,7 +33,7 @@ def clip_spec(name: str, weights: str | None, image_size: int | None) -> Backbon
     model = name.removeprefix(CLIP_PREFIX)
     vision = model_config(model)["vision_cfg"]
     tags = open_clip().list_pretrained_tags_by_model(model)
-    size = _fitting(name, image_size or int(vision.get("image_size", 224)), int(vision.get("patch_size", 1)))
+    size = _fitting(name, image_size or int(vision.get("image_size", 224)), _patch_size(vision))
     if weights == "random":
         return BackboneSpec(name, "random", size)
     if weights in tags:
@@ -41,6 +44,11 @@ def clip_spec(name: str, weights: str | None, image_size: int | None) -> Backbon
             f"open_clip's tags ({', '.join(tags) or 'none for this model'})."
         )
     return BackboneSpec(name, file_identity(Path(weights)), size)
+
+
+def _patch_size(vision: Mapping[str, Any]) -> int:
+    """Of a ResNet, whose configuration lists its layers, the pixels that one place stands for."""
+    return PIXELS_PER_PLACE if isinstance(vision.get("layers"), list) else int(vision.get("patch_size") or 1)
 
 
 def _fitting(name: str, size: int, patch: int) -> int:

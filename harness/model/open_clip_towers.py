@@ -1,6 +1,7 @@
 """Towers of open_clip models, rebuilt from timm's blocks so that both families share one image and one text path.
 
-open_clip builds the model, reads the checkpoint and brings the tokenizer; none of its forward code runs in a method.
+open_clip builds the model, reads the checkpoint and brings the tokenizer; of its forward code only the convolutions of
+ResNets run in a method.
 """
 
 import json
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.rng import derive
 from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.harness.model.clip_resnet import FrozenResNetCLIP
 from fedprompt.harness.model.text import TextTower
 
 INSTALL = "pip install 'fedprompt-bench[clip]'"
@@ -38,7 +40,7 @@ def model_config(name: str) -> dict[str, Any]:
     """open_clip's configuration of a model, or an error with the nearest names."""
     config: dict[str, Any] | None = open_clip().get_model_config(name)
     if config is None:
-        plain = [model for model in open_clip().list_models() if model.startswith("ViT-")]
+        plain = [model for model in open_clip().list_models() if model.startswith(("ViT-", "RN"))]
         raise unknown("open_clip model", name, plain)
     return config
 
@@ -133,12 +135,14 @@ def _require_gelu(name: str, weights: str, quick: bool, wanted: bool | None, wha
 
 def rebuild(model: Any, name: str, identity: str, tokenizer: Any) -> FrozenCLIP:
     """Our towers with the tensors of open_clip's ``model``; none is copied."""
-    vit, projection = _image_tower(model.visual, name)
     text = _text_tower(getattr(model, "text", model), name, tokenizer)
     preprocess = open_clip().model.get_model_preprocess_cfg(model)
     mean = preprocess.get("mean") or open_clip().OPENAI_DATASET_MEAN
     std = preprocess.get("std") or open_clip().OPENAI_DATASET_STD
     scale = 1 / 0.07 if model.logit_scale.is_meta else float(model.logit_scale.detach().exp())
+    if isinstance(model.visual, open_clip().modified_resnet.ModifiedResNet):
+        return FrozenResNetCLIP(model.visual, text, scale, name, identity, mean, std)
+    vit, projection = _image_tower(model.visual, name)
     return FrozenCLIP(vit, projection, text, scale, name, identity, mean, std)
 
 

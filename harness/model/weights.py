@@ -40,7 +40,9 @@ class BackboneSpec:
 
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
     """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
-    if _is_clip(name):
+    if image_size is not None and image_size < 1:
+        raise UserError(f"image size {image_size} is out of range; leave it out for the backbone's own.")
+    if is_clip(name):
         from fedprompt.harness.model.clip_weights import clip_spec
 
         return clip_spec(name, weights, image_size)
@@ -90,7 +92,7 @@ def _file_hash(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 (par
 
 def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenViT:
     """Build ``spec``; ``weights`` is the file it was made from, needed only where that is not the embedded one."""
-    if _is_clip(spec.name):
+    if is_clip(spec.name):
         from fedprompt.harness.model.clip_weights import load_clip
 
         return load_clip(spec, weights, device)
@@ -113,14 +115,15 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
 
 def offered(name: str) -> frozenset[str]:
     """What a backbone of this name offers to methods, known without building it."""
-    if _is_clip(name):
+    if is_clip(name):
         from fedprompt.harness.model.clip import FrozenCLIP
+        from fedprompt.harness.model.clip_resnet import FrozenResNetCLIP
 
-        return FrozenCLIP.offers
+        return FrozenResNetCLIP.offers if name.startswith(f"{CLIP_PREFIX}RN") else FrozenCLIP.offers
     return FrozenViT.offers
 
 
-def _is_clip(name: str) -> bool:
+def is_clip(name: str) -> bool:
     return name == "micro-clip" or name.startswith(CLIP_PREFIX)
 
 

@@ -21,7 +21,7 @@ from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.planning.cost import Cost, cost, meta_method, passes, shape_backbone, shape_federation
+from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.tracking.tracker import Tracker, default_uri
 from fedprompt.methods import Method, load_plugin
 
@@ -37,7 +37,7 @@ class Job:
     method: str
     params: dict[str, Any]
     backbone: BackboneSpec
-    classes: int
+    classes: Classes
     batch_size: int
     images: dict[str, int]  # of all its runs, by kind of pass: what matters most is timed first
     step: tuple[int, int]  # clients in the largest step, and images of each

@@ -4,8 +4,8 @@ On `meta` everything goes through the code of a real visit. FLOPs are those of m
 attention, a multiplication and an addition counting two; norms, softmax and activations are left out, as is usual.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -27,12 +27,16 @@ from fedprompt.methods import Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows
+Classes = int | tuple[str, ...]  # how many, or their names where text is computed of them
 ROUND = 2  # some methods do more from the second round on
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One batch of each of ``clients`` clients. Divide FLOPs and bytes saved by ``images`` for those of an image."""
+    """One batch of each of ``clients`` clients. Divide FLOPs and bytes saved by ``images`` for those of an image.
+
+    What text costs depends on clients and steps, not on images, and is told apart.
+    """
 
     images: int
     flops: dict[str, int]  # by kind of pass, see `passes`
@@ -41,6 +45,8 @@ class Cost:
     floats_up: int
     bytes_down: int
     bytes_up: int
+    client_flops: Mapping[str, int] = field(default_factory=dict)  # of these, what one client costs without any image
+    client_bytes: int = 0  # likewise of the bytes saved: texts of classes, the same for any number of images
 
     @property
     def train_flops(self) -> int:
@@ -158,6 +164,20 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
 
     Training and the end of a visit are always counted; of the other kinds only ``kinds``, if they are named.
     """
+    spent = _count(method, clients, batch_size, kinds)
+    if "text" not in method.needs:
+        return spent
+    # The part that does not grow with images: twice one image's step minus that of two.
+    one, two = (_count(method, clients, images, kinds) for images in (1, 2))
+    flops = {kind: (2 * one.flops[kind] - two.flops[kind]) // clients for kind in spent.flops}
+    return replace(
+        spent,
+        client_flops={kind: count for kind, count in flops.items() if count > 0},
+        client_bytes=max(0, 2 * one.saved_bytes - two.saved_bytes) // clients,
+    )
+
+
+def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str] | None) -> Cost:
     federation = shape_federation(method, clients, batch_size)
     state = federation.start()
     received, theta = federation.theta(state, federation.members)
@@ -177,12 +197,13 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
 
 
 def meta_method(
-    name: str, backbone: FrozenViT, classes: int = 100, clients: int = 1, head: str = PAPER, **params: Any
+    name: str, backbone: FrozenViT, classes: Classes = 100, clients: int = 1, head: str = PAPER, **params: Any
 ) -> Method:
-    """A registered method on shapes: ``classes`` classes, every client with an image of each."""
+    """A registered method on shapes: ``classes``, by number or by name, every client with an image of each."""
     cls = registry().get(name)
     owner = head_owner(registry().resolve(name)[1] or cls.paper_policy) if head == PAPER else head
-    task = Task(tuple(map(str, range(classes))), torch.ones(clients, classes, dtype=torch.int64), owner)
+    names = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
+    task = Task(names, torch.ones(clients, len(names), dtype=torch.int64), owner)
     built: Any = build(cls.Params, params, name)
     return cls(built, backbone, task)
 

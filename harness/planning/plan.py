@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from fedprompt.datasets import parse_partition, trained_classes
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.planning.calibration import Job, Overhead, Price, measure_overhead, prices, structure
-from fedprompt.harness.planning.cost import Cost
+from fedprompt.harness.planning.cost import Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
-from fedprompt.harness.planning.tally import Tally, tally_cells
+from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 
 EMBEDDED = ("glyph-domains", "glyph-100")
 
@@ -43,12 +42,18 @@ class CellPlan:
 
     @property
     def flops(self) -> int:
-        return sum(count * self.cost.flops[kind] for kind, count in self.tally.images.items()) // self.cost.images
+        cost, texts = self.cost, self.cost.client_flops
+        of_images = sum(count * (cost.flops[k] - texts.get(k, 0)) for k, count in self.tally.images.items())
+        return of_images // cost.images + sum(
+            self.tally.clients[k] * flops for k, flops in texts.items() if k in self.tally.clients
+        )
 
     @property
     def activation_bytes(self) -> int:
         """What autograd keeps in the largest training step."""
-        return self.cost.saved_bytes * self.tally.step[1] // self.cost.images
+        clients, images = self.tally.step
+        of_images = self.cost.saved_bytes - self.cost.client_bytes
+        return of_images * images // self.cost.images + clients * self.cost.client_bytes
 
     @property
     def bytes_sent(self) -> int:
@@ -108,7 +113,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     cells = list(by_hash.values())
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
-    classes = [trained_classes(parse_partition(cell.partition), data[cell.dataset].dataset) for cell in cells]
+    classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
     keys = [_key(cell, count) for cell, count in zip(cells, classes, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
@@ -137,12 +142,12 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _key(cell: Cell, classes: int) -> str:
+def _key(cell: Cell, classes: Classes) -> str:
     """Cells with equal keys have passes of equal cost; learning rates are no part of it."""
     return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size])
 
 
-def _joined(job: Job | None, cell: Cell, classes: int, tally: Tally) -> Job:
+def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     """``job`` with another of its cells."""
     clients, images = tally.step
     if job is None:

@@ -15,6 +15,7 @@ from fedprompt.datasets import Dataset, Partition, make_partition, parse_partiti
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.site import DEFAULT_SITE
 from fedprompt.harness.core.progress import track
+from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Evaluation,
@@ -27,8 +28,8 @@ from fedprompt.harness.federation.schedule import (
 from fedprompt.harness.model.features import CHUNK
 from fedprompt.harness.model.layer_inputs import kept_images
 from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.planning.cost import TRAIN, meta_method, shape_backbone, shape_federation
-from fedprompt.methods import Method, Stage
+from fedprompt.harness.planning.cost import TRAIN, Classes, meta_method, shape_backbone, shape_federation
+from fedprompt.methods import Method, Stage, registry
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,28 @@ class Tally:
 
     images: Mapping[str, int]  # images passed, by kind of pass (see `cost.passes`)
     steps: Mapping[str, int]  # batches of a stack of clients
+    clients: Mapping[str, int]  # clients in these batches, or once per evaluation: so often texts of classes are passed
     visits: int  # of a client in a round: as many downloads and uploads
     step: tuple[int, int] = (1, 1)  # clients in the largest training step, and images of all of them
 
 
 @dataclass
 class Passes:
-    """Passes over local data: how many images, in how many steps."""
+    """Passes over local data: how many images, in how many steps, and how often a client's class texts."""
 
     images: int = 0
     steps: int = 0
+    clients: int = 0
 
-    def add(self, sizes: Sequence[int], batch_size: int) -> None:
-        """One pass of a stack of clients with ``sizes`` images each."""
+    def add(self, sizes: Sequence[int], batch_size: int, texts_once: bool = False) -> None:
+        """One pass of a stack of clients with ``sizes`` images each; a step is all clients', whoever has images left.
+
+        Texts are passed in every step or, in an evaluation, once.
+        """
+        steps = math.ceil(max(sizes) / batch_size)
         self.images += sum(sizes)
-        self.steps += math.ceil(max(sizes) / batch_size)
+        self.steps += steps
+        self.clients += len(sizes) * (1 if texts_once else steps)
 
 
 @dataclass
@@ -61,7 +69,8 @@ class Workload:
     visits: int = 0
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
     first_batches: Passes = field(default_factory=Passes)  # of every visit
-    adapted: dict[int, Passes] = field(default_factory=dict)  # the same of every adaptation, by its epochs
+    # The same of every adaptation, by its epochs and whether copies of what is shared train.
+    adapted: dict[tuple[int, bool], Passes] = field(default_factory=dict)
     evaluated: Passes = field(default_factory=Passes)
     swept: Passes = field(default_factory=Passes)
     newcomers: Passes = field(default_factory=Passes)
@@ -81,13 +90,13 @@ class Workload:
     def _add_evaluation(self, evaluation: Evaluation, deal: "Deal", batch_size: int) -> None:
         train, predicted = deal.train, self.swept if evaluation.sweep else self.evaluated
         for clients, epochs in chain.from_iterable(evaluation.stacks):
-            predicted.add([deal.test[client] for client in clients], batch_size)
+            predicted.add([deal.test[client] for client in clients], batch_size, texts_once=True)
             for split in evaluation.shared:
-                self.evaluated.add([deal.shared[split]] * len(clients), batch_size)
+                self.evaluated.add([deal.shared[split]] * len(clients), batch_size, texts_once=True)
             if evaluation.newcomers:
                 self.newcomers.add([train[client] for client in clients], batch_size)
             if epochs:
-                adapted = self.adapted.setdefault(epochs, Passes())
+                adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
                 adapted.add([train[client] for client in clients], batch_size)
 
 
@@ -103,10 +112,12 @@ class Visitor:
         method, epochs = self.method, self.protocol.epochs
         images: Counter[str] = Counter()
         steps: Counter[str] = Counter()
+        clients: Counter[str] = Counter()
 
         def count(kind: str, passes: Passes, times: int = 1) -> None:
             images[kind] += times * passes.images
             steps[kind] += times * passes.steps
+            clients[kind] += times * passes.clients
 
         for stage in method.stages(epochs):
             count(f"{TRAIN}{stage.name}", work.trained, _epochs([stage]))
@@ -117,13 +128,13 @@ class Visitor:
         count("evaluate", work.evaluated)
         count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
         for adapting, passes in work.adapted.items():
-            times = _adaptation_passes(self, adapting)
+            times = _adaptation_passes(self, *adapting)
             count("adapt", passes, times)
             if method.fixed_inputs and times:
                 count("inputs", passes)
         if work.newcomers.images:
             count("newcomer", work.newcomers, _newcomer_passes(self))
-        return Tally(+images, +steps, work.visits, work.step)
+        return Tally(+images, +steps, +clients, work.visits, work.step)
 
 
 class Deal:
@@ -158,7 +169,7 @@ def tally_cells(
         if dealt not in deals:
             spec = parse_partition(cell.partition)
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
-        deal, visiting = deals[dealt], visitor(cell, trained_classes(parse_partition(cell.partition), dataset))
+        deal, visiting = deals[dealt], visitor(cell, classes_of(cell, dataset))
         run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
@@ -177,14 +188,20 @@ def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
     return total
 
 
-def visitor(cell: Cell, classes: int) -> Visitor:
+def classes_of(cell: Cell, dataset: Dataset) -> Classes:
+    """The classes that are trained on, by name where the method computes text of them."""
+    count = trained_classes(parse_partition(cell.partition), dataset)
+    return dataset.class_names[:count] if "text" in registry().get(cell.method).needs else count
+
+
+def visitor(cell: Cell, classes: Classes) -> Visitor:
     """Built once for cells that differ in partition and seed alone: these do not change what a pass is."""
     return _visitor(cell.method, tuple(cell.params.items()), cell.backbone, classes, cell.protocol)
 
 
 @cache
 def _visitor(
-    name: str, params: tuple[tuple[str, Any], ...], spec: BackboneSpec, classes: int, protocol: Protocol
+    name: str, params: tuple[tuple[str, Any], ...], spec: BackboneSpec, classes: Classes, protocol: Protocol
 ) -> Visitor:
     method = meta_method(name, shape_backbone(spec), classes, head=protocol.head, **dict(params))
     stack = protocol.stack or auto_stack(method, protocol.batch_size)
@@ -218,9 +235,9 @@ def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally
 
 
 @cache
-def _adaptation_passes(visitor: Visitor, epochs: int) -> int:
-    """Passes over a client's data while it trains its head for so many epochs."""
-    return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, newcomers=False)))
+def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
+    """Passes over a client's data while it adapts for so many epochs."""
+    return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, shared=shared)))
 
 
 @cache
@@ -230,9 +247,11 @@ def _newcomer_passes(visitor: Visitor) -> int:
     return _epochs(held_stages(stages, _held(visitor, newcomers=True)))
 
 
-def _held(visitor: Visitor, newcomers: bool) -> Collection[str]:
+def _held(visitor: Visitor, newcomers: bool = False, shared: bool = True) -> Collection[str]:
+    """What a client holds, with or without what the server sent."""
     federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
-    return federation.theta(federation.start(), federation.members, newcomers)[1].keys()
+    received, theta = federation.theta(federation.start(), federation.members, newcomers)
+    return theta.keys() if shared else theta.keys() - visitor.method.travelled(received, 0).keys()
 
 
 def _epochs(stages: Iterable[Stage]) -> int:

@@ -6,7 +6,7 @@ failure that MLflow has not heard of is read from the run folder, where there is
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.cells.folder import FAILURE_NOTE, run_folder
+from fedprompt.harness.cells.folder import failure_note, run_folder
 from fedprompt.harness.cells.suite import Planned, Suite
 from fedprompt.harness.federation.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
+from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
 from fedprompt.harness.tracking.store import find_runs
 
@@ -48,7 +49,6 @@ EXCLUDE = {"average": "average_exclude", "worst_local": "worst_local_exclude"}
 COSTS = ("rounds_counted", "never_sampled", "floats_down", "floats_up", "seconds_per_round")
 NUMBERS = (*METRICS, *EXCLUDE.values(), "drift", "moving", *COSTS)
 TAGS = {"commit": "git_commit", "partition_hash": "partition_hash", "data_checksum": "data_checksum"}
-STATUS = {"FINISHED": "finished", "FAILED": "failed"}  # of MLflow's; all others count as missing
 
 
 class Place(NamedTuple):
@@ -73,7 +73,7 @@ class Recorded:
 
     suite: Suite
     planned: tuple[Planned, ...]
-    results: pd.DataFrame  # one row per planned entry: status (finished, failed, missing) and the numbers if finished
+    results: pd.DataFrame  # one row per planned entry: status (finished, diverged, failed, missing) and its numbers
     records: pd.DataFrame  # one row per finished entry, evaluated round and client: counts and accuracy in its reading
     rounds: pd.DataFrame  # one row per finished entry and round: the cohort's loss and payload, diagnostics
 
@@ -84,23 +84,33 @@ class Recorded:
         return Recorded(self.suite, planned, *frames)
 
 
-def collect(suite: Suite, uri: str, out: Path | None = None) -> Recorded:
-    """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``."""
+def collect(suite: Suite, uri: str, out: Path | None = None, accept_code: bool = False) -> Recorded:
+    """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``.
+
+    Runs of other code than the present count only with ``accept_code``.
+    """
     planned = suite.planned()
     hashes = [entry.cell.hash for entry in planned]
     cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
-    runs = find_runs(uri, cells.values())
+    found = find_runs(uri, cells.values())
+    runs = {**found.own, **found.older} if accept_code else found.own
     finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
     places = _places(suite, planned)
     untuned = {id(entry) for entry in suite.untuned()}
     rows = [
-        {**_result(key, entry, runs.get(key), out), "untuned": id(entry) in untuned}
+        {
+            **_result(key, entry, runs.get(key), out),
+            "untuned": id(entry) in untuned,
+            "other_code": found.older[key].data.tags.get("code", "") if key in found.older else "",
+        }
         for key, entry in zip(hashes, planned, strict=True)
     ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
+    diverged = {place for place, row in zip(places, rows, strict=True) if row["status"] == "diverged"}
     heads = [
         {**place._asdict(), "cell": key, "seed": entry.cell.seed}
         for place, key, entry in zip(places, hashes, planned, strict=True)
+        if place not in diverged  # seeds that did not diverge say nothing about those that did
     ]
     records = _placed(heads, _readings(read_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
     rounds = {(key, reading): frame for key, frame in read_rounds(uri, finished).items() for reading in POLICIES}
@@ -126,12 +136,12 @@ def _places(suite: Suite, planned: Sequence[Planned]) -> list[Place]:
 
 def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> dict[str, Any]:
     cell = entry.cell
-    status = STATUS.get(run.info.status, "missing") if run else "missing"
-    tags, metrics = (run.data.tags, run.data.metrics) if run and status == "finished" else ({}, {})
-    reason = run.data.tags.get("failure", "") if run and status == "failed" else ""
-    note = run_folder(out, cell) / FAILURE_NOTE if out and status == "missing" else None
-    if note and note.exists():
-        status, reason = "failed", json.loads(note.read_text())["reason"]
+    ended = run.info.status if run else ""
+    tags, metrics = (run.data.tags, run.data.metrics) if run and ended == "FINISHED" else ({}, {})
+    reason = run.data.tags.get("failure", "no reason") if run and ended == "FAILED" else ""
+    if out and ended not in ("FINISHED", "FAILED"):
+        reason = failure_note(run_folder(out, cell))
+    status = "finished" if ended == "FINISHED" else failure_state(reason) if reason else "missing"
     return {
         "cell": key,
         "method": cell.method,
@@ -140,7 +150,10 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
         "seed": cell.seed,
         "status": status,
         "reason": reason,
-        "code": cell.code,
+        "backbone": cell.backbone.name,
+        "weights": cell.backbone.weights,
+        "params": json.dumps(cell.params, sort_keys=True),
+        "code": tags.get("code", cell.code),
         **{name: tags.get(tag, "") for name, tag in TAGS.items()},
         **{name: metrics.get(_metric(name, entry.reading), float("nan")) for name in NUMBERS},
     }
@@ -173,7 +186,8 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for place, cells in results.groupby(PLACE, sort=False):
         finished = cells[cells["status"] == "finished"]
-        state = "finished" if len(finished) else "failed" if (cells["status"] == "failed").any() else "missing"
+        state = _state(set(cells["status"]))
+        finished = finished if state == "finished" else finished[:0]
         first = cells.iloc[0]
         for metric in OF_KIND[first["kind"]]:
             values = finished[metric].dropna() * 100
@@ -199,6 +213,11 @@ def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _state(states: Collection[str]) -> str:
+    """Of a number, from those of its seeds: it is no average of seeds if one of them diverged."""
+    return next(state for state in ("diverged", "finished", "failed", "missing") if state in states)
 
 
 def short_commit(commit: str) -> str:

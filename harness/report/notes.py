@@ -1,7 +1,8 @@
 """What a reader must know to judge the numbers: warnings, how to read them, tuned values, where they come from."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -11,6 +12,9 @@ from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
 
+if TYPE_CHECKING:
+    from fedprompt.harness.report.figures.write import WrittenFigure
+
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
 LISTED = 20  # failures that are listed one by one
@@ -18,7 +22,8 @@ LISTED = 20  # failures that are listed one by one
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     """What could mislead, the worst first."""
-    finished, failed = (results[results["status"] == status] for status in ("finished", "failed"))
+    finished = results[results["status"] == "finished"]
+    stopped = results[results["status"].isin(("diverged", "failed"))]
     lines = []
     if suite.backbone.weights == "random":
         lines.append("RANDOM WEIGHTS: the backbone was never trained; these numbers say nothing about the methods.")
@@ -32,12 +37,27 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
     if done < cells:
         todo = f"complete them with: fedprompt bench {suite.argument}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
+    lines += _other_code(suite, results)
     reasons = [
-        f"failed: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason'] or 'no reason'}"
-        for row in failed.drop_duplicates("cell").to_dict("records")
+        f"{row['status']}: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason']}"
+        for row in stopped.drop_duplicates("cell").to_dict("records")
     ]
-    more = [f"... and {len(reasons) - LISTED} more failed; see cells.csv."] if len(reasons) > LISTED else []
+    more = [f"... and {len(reasons) - LISTED} more; see cells.csv."] if len(reasons) > LISTED else []
     return lines + reasons[:LISTED] + more
+
+
+def _other_code(suite: Suite, results: pd.DataFrame) -> list[str]:
+    """Which cells other code has finished, and whether they are shown."""
+    older = results[results["other_code"] != ""].drop_duplicates("cell")
+    if older.empty:
+        return []
+    counts = ", ".join(f"{method} {count}" for method, count in older["method"].value_counts(sort=False).items())
+    if (older["status"] == "finished").any():
+        return [f"OTHER CODE: {len(older)} cells were computed by other code than the present ({counts})."]
+    return [
+        f"{len(older)} cells are finished, but by other code than the present ({counts}), and not shown: compute them "
+        f"with fedprompt bench {suite.argument}, or show them with fedprompt report {suite.argument} --accept-code"
+    ]
 
 
 def untuned_note(suite: Suite) -> str:
@@ -51,14 +71,13 @@ def untuned_note(suite: Suite) -> str:
 def facts(suite: Suite, results: pd.DataFrame) -> list[tuple[str, str]]:
     """What was run, in a few words each."""
     finished, spec = results[results["status"] == "finished"], suite.backbone
-    code = ", ".join(sorted(set(results["code"])))
     commits = sorted({short_commit(str(commit)) for commit in finished["commit"] if commit})
     return [
         ("Backbone", f"{spec.name}, {spec.image_size} px, weights {spec.weights}"),
         ("Seeds", ", ".join(map(str, suite.seeds))),
         ("Cells", f"{finished['cell'].nunique()} of {results['cell'].nunique()} finished"),
         ("Learning rates", _tuned_share(suite, results)),
-        ("Code", f"fedprompt-bench {', commit '.join([code, *commits])}"),
+        ("Code", f"fedprompt-bench {', commit '.join([version('fedprompt-bench'), *commits])}"),
     ]
 
 
@@ -111,7 +130,12 @@ def _controls(suite: Suite) -> str:
     return " or ".join(["no prompt under the same head policy"] * default + list(named))
 
 
-def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str] = ()) -> Section:
+def tuned_section(
+    suite: Suite,
+    results: pd.DataFrame,
+    reliability: Sequence[str] = (),
+    figures: tuple["WrittenFigure", ...] = (),
+) -> Section:
     """The values that tuning chose, by method and setting; ``reliability`` says how firm the choices are."""
     keys = _tuned_keys(results)
     settings = list(dict.fromkeys(key[1:] for key in keys))
@@ -132,7 +156,7 @@ def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
     text = f"{_tuned_share(suite, results)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
-    return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), folded=True)
+    return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), figures, folded=True)
 
 
 def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
@@ -155,7 +179,7 @@ def _values(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items()) if values else MISSING
 
 
-def provenance(suite: Suite, results: pd.DataFrame) -> Section:
+def provenance(suite: Suite, results: pd.DataFrame, figures: tuple["WrittenFigure", ...] = ()) -> Section:
     """Who has what, as one hash per setting and seed; all methods of a table must show the same."""
     hashes = _hashes(results)
     lines = list(dict.fromkeys((key[0], key[1]) for key in hashes))
@@ -170,7 +194,28 @@ def provenance(suite: Suite, results: pd.DataFrame) -> Section:
         for row in finished.to_dict("records")
     ]
     text = "Every cell with its hash, commit and numbers is in cells.csv, every number of the tables in tables.csv."
-    return Section("Provenance", (*data, text), (grid,), folded=True)
+    return Section("Provenance", (*data, text), (grid,), figures, folded=True)
+
+
+def runs(suite: Suite, results: pd.DataFrame) -> Section:
+    """A link to the run folder of every finished cell: one line per row of a table and policy, one column per seed."""
+    lines = results.drop_duplicates(["table", "setting", "title", "policy"])
+    names = [f"{r['table']}, {r['setting']}: {r['title']}, {r['policy']}" for r in lines.to_dict("records")]
+    places = list(lines[["column", "row", "policy"]].itertuples(index=False, name=None))
+    cells = results.set_index(["column", "row", "policy", "seed"])[["cell", "status"]].to_dict("index")
+    columns = [
+        Column("Run", f"seed {seed}", tuple(_run(cells.get((*place, seed))) for place in places))
+        for seed in suite.seeds
+    ]
+    grid = Grid("runs", "Runs", tuple(names), tuple(columns), corner="Entry")
+    text = "Each link opens the folder of a run, if the results are where the page was written."
+    return Section("Runs", (text,), (grid,), page_only=True, folded=True)
+
+
+def _run(cell: Mapping[Any, Any] | None) -> Entry:
+    if cell is None or cell["status"] != "finished":
+        return Entry(MISSING)
+    return Entry(cell["cell"], link=f"../../runs/{cell['cell']}/")
 
 
 def _hashes(results: pd.DataFrame) -> dict[tuple[str, str, int], list[str]]:

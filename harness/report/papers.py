@@ -100,6 +100,7 @@ PAPERS = {
         about={"DomainNet": MISPAIRED.format("9.81"), "Office-Caltech10": MISPAIRED.format("9.40")},
         titles={
             "coop": ("CoOp",),
+            "promptfl-ft": ("PromptFL+FT",),
             "pfedmoap": ("pFedMoAP", "pFedMoAP (lambda=0.5)"),
             "pfedmoap-lambda-0": ("pFedMoAP (lambda=0.0)",),
         },

@@ -11,7 +11,7 @@ from fedprompt.harness.core.text import bytes_text
 from fedprompt.harness.federation.convergence import ERRORS, THRESHOLD
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, DECILES
-from fedprompt.harness.report.document import FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
+from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
 from fedprompt.harness.report.inference import LEVEL
 
 BLANK = Entry("")
@@ -166,6 +166,8 @@ def result_entry(number: pd.Series) -> Entry:
     """Mean and deviation of one number, or why there is none."""
     if number["status"] == "failed":
         return Entry(FAILED)
+    if number["status"] == "diverged":
+        return Entry(DIVERGED)
     if number["status"] != "finished" or pd.isna(number["mean"]):
         impossible = number["status"] == "finished" and number["metric"] in ("novel_average", "harmonic_mean")
         return Entry(NOT_APPLICABLE if impossible else MISSING)

@@ -7,20 +7,31 @@ import pandas as pd
 from rich.console import Console
 
 from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
+PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
+DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell
 FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"]
 
 
-def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
-    """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file."""
-    recorded = collect(suite, uri, out)
+def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool = False) -> Path:
+    """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file.
+
+    A report that would lose numbers is printed, but does not replace the one that has them.
+    """
+    recorded = collect(suite, uri, out, accept_code)
     results = recorded.results
     folder = out / "report" / suite.name
+    loss = _loss(folder / "cells.csv", results)
+    if loss:
+        summary = summarise_suite(suite, results, recorded.records, out)
+        terminal.show(compose(suite, results, summary, (), _tuning_notes(suite, out)), console)
+        raise UserError(f"{folder} is left as it is: {loss} Remove the folder if you do not need it.")
     shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
     (folder / "figures").mkdir(parents=True)
     summary = summarise_suite(suite, results, recorded.records, out)
@@ -34,6 +45,26 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console) -> Path:
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
     return folder / "index.html"
+
+
+def _loss(earlier: Path, results: pd.DataFrame) -> str:
+    """What ``results`` lack of an earlier report, and what they differ in; empty if nothing."""
+    try:
+        before = pd.read_csv(earlier, dtype=str, keep_default_na=False)
+        finished = before[before["status"] == "finished"].drop_duplicates(PLACED).set_index(PLACED)
+    except (OSError, ValueError, KeyError):  # there is none, or it says nothing
+        return ""
+    now = results[results["status"] == "missing"].astype({"seed": str}).drop_duplicates(PLACED).set_index(PLACED)
+    lost = finished.index.intersection(now.index)
+    if lost.empty:
+        return ""
+    differing = [
+        name
+        for name in DESCRIBED
+        if name in finished and (finished.loc[lost, name].to_numpy() != now.loc[lost, name].to_numpy()).any()
+    ]
+    why = f"these differ in {', '.join(differing)}" if differing else "MLflow has none of them now"
+    return f"{len(lost)} of its {len(finished)} numbers are missing here; {why}."
 
 
 def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:

@@ -4,6 +4,8 @@ import csv
 import hashlib
 import json
 import math
+import posixpath
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "summary.json", "partition.npz")
 CURVES = ("loss", "average", "worst_local", "bytes_down", "bytes_up")
+
+LONGEST = 250  # characters of a metric's name
 
 Row = Mapping[str, float]
 
@@ -76,6 +80,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
         "backbone": cell.backbone.name,
         "weights": cell.backbone.weights,
         "code": cell.code,
+        "cell_setup": cell.setup,
         "git_commit": git_commit(),
         "mlflow.source.name": "fedprompt",
         "mlflow.source.git.commit": git_commit(),
@@ -110,11 +115,20 @@ def _metrics(run: "Run", rows: Mapping[int, Row], prefix: str = "") -> list["Met
     from mlflow.entities import Metric
 
     return [
-        Metric(prefix + name, float(value), run.info.start_time + 1000 * round_, round_)
+        Metric(accepted_name(prefix + name), float(value), run.info.start_time + 1000 * round_, round_)
         for round_, row in rows.items()
         for name, value in row.items()
         if not math.isnan(value)
     ]
+
+
+def accepted_name(name: str) -> str:
+    """``name`` as MLflow takes it: of a method's own number, anything may be in it. Changed names stay different."""
+    allowed = re.sub(r"[^\w./: -]", "_", name)
+    if posixpath.normpath(allowed) != allowed or allowed.startswith(("/", "..")):
+        allowed = re.sub(r"[./]", "_", allowed)
+    changed = allowed != name or len(name) > LONGEST
+    return f"{allowed[: LONGEST - 5]}-{hashlib.sha256(name.encode()).hexdigest()[:4]}" if changed else name
 
 
 def read_curves(folder: Path) -> dict[int, Row]:

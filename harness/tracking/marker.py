@@ -34,9 +34,11 @@ class Marker:
     def read(cls, folder: Path) -> "Marker":
         try:
             values = {"suites": [], "stores": {}, **json.loads((folder / MARKER).read_text())}
+            return cls(values["suites"], {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()})
         except FileNotFoundError:
             return cls()
-        return cls(values["suites"], {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()})
+        except (ValueError, TypeError, AttributeError):  # damaged: recording the run again has no effect
+            return cls()
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MARKER, json.dumps(asdict(self), indent=1, sort_keys=True).encode())

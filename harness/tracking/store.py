@@ -2,11 +2,13 @@
 
 import logging
 import os
+import sqlite3
 import textwrap
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from filelock import FileLock
@@ -29,8 +31,7 @@ SETTINGS = {  # of MLflow, unless the user has set them; they must be there befo
 
 def connect(uri: str) -> "MlflowClient":
     """A client that is quiet and gives up soon."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    _settle()
     import mlflow
 
     for name, level in {"mlflow": logging.ERROR, "alembic": logging.WARNING, "urllib3": logging.ERROR}.items():
@@ -40,6 +41,56 @@ def connect(uri: str) -> "MlflowClient":
 
         database.MAX_RETRY_COUNT = 3  # ten by default, which waits 100 s; there is no setting for it
     return mlflow.MlflowClient(uri)
+
+
+def _settle() -> None:
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store is there and does not want what it got; without rights to it, it is as good as away."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(error, MlflowException):
+        return False
+    status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
+    return 400 <= status < 500 and status not in (401, 403, 408, 429)
+
+
+def make_database(uri: str) -> None:
+    """Create an sqlite database of MLflow, if there is none, under another name first.
+
+    MLflow creates it by dozens of migrations; being killed in between leaves tables that it never accepts again. A
+    database in that state, which has no runs, is made anew.
+    """
+    path = Path(uri.partition("?")[0].removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or (path.exists() and not _is_half_made(path)):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        connect(f"sqlite:///{scratch}").search_experiments(max_results=1)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_half_made(path: Path) -> bool:
+    """Looked at without MLflow, which would keep a connection to it."""
+    with closing(sqlite3.connect(path, timeout=5)) as database:
+        try:
+            if database.execute("SELECT count(*) FROM runs").fetchone()[0]:
+                return False
+            [(version,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        except sqlite3.OperationalError as error:
+            return "no such table" in str(error)
+        except (sqlite3.DatabaseError, ValueError):  # not a database of MLflow, which will say so
+            return False
+    _settle()
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return bool(version != _get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -54,8 +105,14 @@ def experiment_name(dataset: str) -> str:
     return f"fedprompt/{dataset}"
 
 
-def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
-    """The run of each cell that has one, by the cell's hash; a finished one where there are several."""
+class FoundRuns(NamedTuple):
+    """Runs by the hash of their cell."""
+
+    own: "dict[str, Run]"  # a finished one where a cell has several
+    older: "dict[str, Run]"  # of cells without a finished run: the last one that other code has finished
+
+
+def find_runs(uri: str, cells: Iterable[Cell]) -> FoundRuns:
     cells = list(cells)
     database = uri.partition("?")[0].removeprefix("sqlite:///")
     if uri.startswith("sqlite:///") and not Path(database).exists():
@@ -71,9 +128,12 @@ def find_runs(uri: str, cells: Iterable[Cell]) -> dict[str, "Run"]:
             f"MLflow at {public(uri)} cannot be read ({public(uri, first_line(error))}); check --tracking-uri."
         ) from error
     runs.sort(key=lambda run: (run.info.status == "FINISHED", -run.info.start_time))
-    wanted_hashes = {cell.hash for cell in cells}
     by_hash = {run.data.tags.get("cell_hash", ""): run for run in runs}
-    return {key: run for key, run in by_hash.items() if key in wanted_hashes}
+    own = {cell.hash: by_hash[cell.hash] for cell in cells if cell.hash in by_hash}
+    finished = sorted((run for run in runs if run.info.status == "FINISHED"), key=lambda run: run.info.end_time)
+    by_setup = {run.data.tags.get("cell_setup", ""): run for run in finished}
+    lacking = (cell for cell in cells if cell.hash not in own or own[cell.hash].info.status != "FINISHED")
+    return FoundRuns(own, {cell.hash: by_setup[cell.setup] for cell in lacking if cell.setup in by_setup})
 
 
 def _runs_of(client: "MlflowClient", experiment: "Experiment", condition: str) -> Iterator["Run"]:

@@ -14,7 +14,8 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import is_done, run_folder
+from fedprompt.harness.cells.folder import REMEDY, is_done, run_folder
+from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.tracking.contents import (
     ARTIFACTS,
     FinishedRun,
@@ -25,7 +26,16 @@ from fedprompt.harness.tracking.contents import (
     final_metrics,
 )
 from fedprompt.harness.tracking.marker import Entry, Marker
-from fedprompt.harness.tracking.store import alone, connect, experiment_name, first_line, is_database, public
+from fedprompt.harness.tracking.store import (
+    alone,
+    connect,
+    experiment_name,
+    first_line,
+    is_database,
+    is_refusal,
+    make_database,
+    public,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,6 +77,7 @@ class Tracker:
         self._live: dict[str, _Live] = {}
         self._away_until = 0.0
         self._warned = False
+        self._refused: set[str] = set()
 
     def round(self, cell: Cell, progress: "RoundProgress") -> None:
         """Take in one round; rounds are sent together, at most one call per cell in ``SEND_EVERY`` seconds."""
@@ -74,18 +85,23 @@ class Tracker:
         live.waiting[progress.round] = progress.metrics
         if monotonic() - live.sent_at >= SEND_EVERY:
             live.sent_at = monotonic()
-            self._try(lambda: self._send(cell, live))
+            self._try(lambda: self._send(cell, live), cell)
 
     def finish(self, folder: Path) -> bool:
         """Record a done run folder completely; False if the store did not take it (`sync` will)."""
         return self.record(folder) != "failed"
 
     def record(self, folder: Path) -> Recorded:
-        finished, marker = FinishedRun.read(folder), Marker.read(folder)
+        try:
+            finished = FinishedRun.read(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _warn(f"{folder} cannot be read ({first_line(error)}); not recorded. {REMEDY}")
+            return "failed"
+        marker = Marker.read(folder)
         if self.suite and self.suite not in marker.suites:
             marker.suites = sorted([*marker.suites, self.suite])
-            marker.write(folder)  # also if the store is away: `sync` does not know the suite
-        return self._try(lambda: self._record(finished, marker)) or "failed"
+            _write(marker, folder)  # also if the store is away: `sync` does not know the suite
+        return self._try(lambda: self._record(finished, marker), finished.cell) or "failed"
 
     def failed(self, cell: Cell, reason: str) -> None:
         """Record that ``cell`` stopped with an error, unless an earlier run of it is finished."""
@@ -99,35 +115,39 @@ class Tracker:
                 run = self._create(cell, live.started, [self.suite] if self.suite else [])
             if not _is_finished(run):
                 self._store.set_tag(run.info.run_id, "failure", reason[:1000])
+                self._store.set_tag(run.info.run_id, "ended", failure_state(reason))
                 self._store.set_terminated(run.info.run_id, "FAILED")
             return True
 
-        self._try(send)
+        self._try(send, cell)
 
     # -- inside: everything below may raise what MLflow raises, and is called through _try -----------------------
 
-    def _try(self, action: Callable[[], T]) -> T | None:
-        """The action's answer, or None if the store is away."""
+    def _try(self, action: Callable[[], T], cell: Cell | None = None) -> T | None:
+        """The action's answer, or None if the store refused it, which concerns ``cell`` alone, or is away."""
         if monotonic() < self._away_until:
             return None
         try:
             with alone(self.out):
                 return action()
         except Exception as error:  # drivers and network stacks raise what they like; training must go on
+            where, why = public(self.uri), public(self.uri, first_line(error))
+            if is_refusal(error):
+                what = f"{cell.label} ({cell.hash})" if cell else "a study"
+                if what not in self._refused:
+                    self._refused.add(what)
+                    _warn(f"MLflow at {where} refused {what}: {why}")
+                return None
             self._away_until = monotonic() + RETRY_AFTER
             if not self._warned:
                 self._warned = True
-                where, why = public(self.uri), public(self.uri, first_line(error))
-                print(
-                    f"warning: not recorded in MLflow at {where} ({why}); "
-                    "runs go on, record them later with: fedprompt sync",
-                    file=sys.stderr,
-                )
+                _warn(f"not recorded in MLflow at {where} ({why}); runs go on, record them later with: fedprompt sync")
             return None
 
     @property
     def _store(self) -> "MlflowClient":
         if self._client is None:
+            make_database(self.uri)
             self._client = connect(self.uri)
         return self._client
 
@@ -138,20 +158,36 @@ class Tracker:
             if experiment is None:
                 # A server has its own place for artifacts; a bare database has none.
                 place = (self.out / "mlartifacts").resolve().as_uri() if is_database(self.uri) else None
-                experiment = self._store.get_experiment(self._store.create_experiment(name, place))
+                experiment = self._create_experiment(name, place)
             self._experiments[dataset] = experiment
         return self._experiments[dataset]
+
+    def _create_experiment(self, name: str, place: str | None) -> "Experiment":
+        try:
+            return self._store.get_experiment(self._store.create_experiment(name, place))
+        except Exception:
+            experiment = self._store.get_experiment_by_name(name)
+            if experiment is None:
+                raise
+            return experiment  # the request was repeated after a time-out: it had been created
 
     def _group(self, cell: Cell) -> Mapping[str, str]:  # noqa: ARG002
         """Tags that say where the cell's run belongs, such as under a parent; for subclasses."""
         return {}
 
     def _find(self, cell: Cell) -> "Run | None":
-        """The run of the cell; the finished one where there are several."""
+        """The run of the cell, the finished one where there are several.
+
+        Others that never ended came of a request that was repeated after a time-out; they are deleted.
+        """
         runs = self._store.search_runs(
             [self._experiment(cell.dataset).experiment_id], f"tags.cell_hash = '{cell.hash}'", order_by=["start_time"]
         )
-        return min(runs, key=lambda run: not _is_finished(run), default=None)
+        ordered = sorted(runs, key=lambda run: not _is_finished(run))
+        for run in ordered[1:]:
+            if run.info.status == "RUNNING":
+                self._store.delete_run(run.info.run_id)
+        return ordered[0] if ordered else None
 
     def _begun(self, cell: Cell, live: _Live) -> "Run | None":
         """The run to go on with; that of a cell started over is deleted, because its rounds may come out otherwise."""
@@ -201,7 +237,7 @@ class Tracker:
             answer = "recorded"
         self._label(run, entry)
         marker.stores[key] = replace(entry, run=run.info.run_id)
-        marker.write(finished.folder)
+        _write(marker, finished.folder)
         return answer
 
     def _complete(self, run: "Run", finished: FinishedRun, live: _Live) -> None:
@@ -213,8 +249,8 @@ class Tracker:
         for name in ARTIFACTS:
             if (finished.folder / name).exists():
                 self._store.log_artifact(run.info.run_id, str(finished.folder / name))
-        if "failure" in run.data.tags:
-            self._store.delete_tag(run.info.run_id, "failure")
+        for name in {"failure", "ended"} & run.data.tags.keys():
+            self._store.delete_tag(run.info.run_id, name)
         self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
 
     def _label(self, run: "Run", entry: Entry) -> None:
@@ -248,12 +284,20 @@ def sync(out: Path, uri: str) -> tuple[int, int, int]:
     tracker = Tracker(uri, out)
     counts: dict[Recorded, int] = {"recorded": 0, "present": 0, "failed": 0}
     for folder in sorted(path for path in (out / "runs").glob("*") if is_done(path)):
-        try:
-            counts[tracker.record(folder)] += 1
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"warning: {folder} cannot be read ({first_line(error)}); not recorded", file=sys.stderr)
-            counts["failed"] += 1
+        counts[tracker.record(folder)] += 1
     return counts["recorded"], counts["present"], counts["failed"]
+
+
+def _write(marker: Marker, folder: Path) -> None:
+    """Without its marker a run is looked up again; that is all."""
+    try:
+        marker.write(folder)
+    except OSError as error:
+        _warn(f"{folder} cannot be written to ({error.strerror})")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _is_finished(run: "Run") -> bool:

@@ -19,6 +19,7 @@ from fedprompt.harness.cells.suite import Planned, Setting, Suite
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.federation.policy import is_finetuned
+from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
@@ -45,7 +46,8 @@ class Result:
 
     @property
     def state(self) -> str:
-        return "failed" if self.value is None else "complete"
+        """`complete`, `diverged` or `failed`."""
+        return failure_state(self.reason) if self.value is None else "complete"
 
 
 def best_result(results: Sequence[Result]) -> Result | None:

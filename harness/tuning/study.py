@@ -17,7 +17,8 @@ from fedprompt.harness.tracking.store import first_line, public
 from fedprompt.harness.tuning.propose import Proposer, pattern_proposer, untried
 from fedprompt.harness.tuning.search import Point, Result, Search, point_key
 
-FAILURE = "failure"  # attribute of a failed trial: the reason
+FAILURE = "failure"  # attribute of a trial that failed or diverged: the reason
+WORST = 0.0  # the value of a point that diverged, so that TPE learns to stay away from it
 REPEAT = "another trial has this point"
 
 
@@ -81,8 +82,11 @@ class Study:
                 self._begin(result.point)
                 trials = self._trials()[point_key(result.point)]
             number = next(trial.number for trial in trials if trial.state == TrialState.RUNNING)
-            if result.value is None:
+            if result.state == "failed":
                 self._fail(number, reason)
+            elif result.value is None:
+                self._explain(number, reason)
+                self._optuna.tell(number, WORST)
             else:
                 self._optuna.tell(number, result.value)
 
@@ -122,10 +126,13 @@ class Study:
         self._optuna.add_trial(optuna.create_trial(state=TrialState.RUNNING, params=params, distributions=space))
 
     def _fail(self, number: int, reason: str) -> None:
+        self._explain(number, reason)
+        self._optuna.tell(number, state=TrialState.FAIL)
+
+    def _explain(self, number: int, reason: str) -> None:
         study_id = self._storage.get_study_id_from_name(self.search.name)
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
         self._storage.set_trial_user_attr(trial_id, FAILURE, reason)
-        self._optuna.tell(number, state=TrialState.FAIL)
 
 
 def _space(search: Search, point: Point) -> dict[str, BaseDistribution]:

@@ -91,8 +91,8 @@ def tuning_frame(uri: str, suite: Suite) -> pd.DataFrame:
 
     One row per point, in the suite's order: method, title, dataset, partition, head (its owner), setting (its label),
     each searched parameter (none where a method lacks it; a rate that follows lr has its value), value (validation
-    accuracy), state (complete or failed), chosen. Studies of this suite come before equal ones of others; among several
-    the last to end counts, which is the one in the tuned file.
+    accuracy), state (complete, diverged or failed), chosen. Studies of this suite come before equal ones of others;
+    among several the last to end counts, which is the one in the tuned file.
     """
     places: dict[Key, tuple[str, str]] = {}  # title and label, of the first setting
     for planned in suite.planned():

@@ -125,7 +125,8 @@ def results_frame(suite: Suite, **numbers: Sequence[float]) -> pd.DataFrame:
             **{"table": s.table, "kind": s.kind, "column": suite.settings.index(s), "setting": s.label},
             **{"row": row.key, "title": row.title, "policy": policy, "reading": s.reading(row, policy)},
             **{"cell": cell.hash, "method": cell.method, "moving": 0.0, "drift": 0.0, "untuned": False},
-            **{"dataset": cell.dataset, "partition": cell.partition, "seed": cell.seed, "code": cell.code},
+            **{"dataset": cell.dataset, "partition": cell.partition, "seed": cell.seed},
+            **{"code": cell.code, "other_code": ""},
             **{"status": "finished", "reason": "", "commit": "", "partition_hash": "ab12", "data_checksum": "cd34"},
             **{"floats_up": 50.0, "floats_down": 100.0, "rounds_counted": 2.0},
         }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedprompt.harness.report.document import FAILED, MISSING, Document
+from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, Document
 from fedprompt.harness.report.figures.style import PNG_DPI
 from fedprompt.harness.report.tables import unique
 
@@ -27,7 +27,7 @@ def render(document: Document) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(FAILED=FAILED, MISSING=MISSING, anchor=_anchor, embed=_embed)
+    environment.globals.update(STOPPED=(DIVERGED, FAILED), MISSING=MISSING, anchor=_anchor, embed=_embed)
     anchors = unique(_anchor(section.title) for section in document.sections)
     sections = list(zip(anchors, document.sections, strict=True))
     return environment.get_template("page.html.j2").render(document=document, sections=sections)

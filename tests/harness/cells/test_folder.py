@@ -4,12 +4,12 @@ import dataclasses
 import json
 import multiprocessing
 import random
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.kills import TABLES, run_under_kills, tables
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import open_folder, run_folder
@@ -17,8 +17,6 @@ from fedprompt.harness.cells.journal import CHECKPOINT
 from fedprompt.harness.cells.run import RoundProgress, run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
-
-KEPT = ("records.csv", "rounds.csv", "partition.npz")
 
 
 class StopError(Exception):
@@ -33,14 +31,10 @@ def stop_after(round_: int) -> Callable[[RoundProgress], None]:
     return report
 
 
-def results(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in KEPT}
-
-
 def test_a_finished_run_has_its_files(toy_cell: Cell, tmp_path: Path) -> None:
     folder = run_cell(toy_cell, Site(tmp_path))
     names = {path.name for path in folder.iterdir()} - {".lock"}
-    assert names == {"cell.json", "checkpoint.journal", "summary.json", "done", *KEPT}
+    assert names == {"cell.json", "checkpoint.journal", "summary.json", "done", *TABLES}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds_counted"] == 2
     assert summary["floats_up"] == 2 * 96  # two prompt tokens of micro-vit's width
@@ -66,29 +60,17 @@ def test_resumed_after_any_round_equals_undisturbed(toy_cell: Cell, tmp_path: Pa
     with pytest.raises(StopError):
         run_cell(toy_cell, Site(tmp_path / "b"), report=stop_after(round_))
     resumed = run_cell(toy_cell, Site(tmp_path / "b"))
-    assert results(resumed) == results(undisturbed)
+    assert tables(resumed) == tables(undisturbed)
 
 
 @pytest.mark.slow
 def test_killed_at_ten_random_moments_equals_undisturbed(toy_cell: Cell, tmp_path: Path) -> None:
     begun = time.perf_counter()
-    undisturbed = run_cell(toy_cell, Site(tmp_path / "a"))
+    undisturbed = tables(run_cell(toy_cell, Site(tmp_path / "a")))
     duration = time.perf_counter() - begun
-    site, moments, kills = Site(tmp_path / "b"), random.Random(7), 0
-    folder = run_folder(site.out, toy_cell)
-    context = multiprocessing.get_context("fork")  # a child that has everything imported dies inside the run
-    while kills < 10:
-        child = context.Process(target=run_cell, args=(toy_cell, site))
-        child.start()
-        child.join(moments.uniform(0.0, 1.5 * duration))
-        if child.is_alive():
-            child.kill()
-            child.join()
-            kills += 1
-        elif (folder / "done").exists():
-            shutil.rmtree(folder)  # it got through: begin again, so that ten kills really happen
-    assert results(run_cell(toy_cell, site)) == results(undisturbed)
-    assert not list(folder.glob(".*-*"))
+    site = Site(tmp_path / "b")
+    assert all(run == undisturbed for run in run_under_kills(toy_cell, site, 10, 1.5 * duration, random.Random(7)))
+    assert not list(run_folder(site.out, toy_cell).glob(".*-*"))
 
 
 def test_restart_starts_over(toy_cell: Cell, tmp_path: Path) -> None:
@@ -96,7 +78,7 @@ def test_restart_starts_over(toy_cell: Cell, tmp_path: Path) -> None:
     folder = run_folder(tmp_path, toy_cell)
     folder.mkdir(parents=True)
     (folder / CHECKPOINT).write_bytes(b"rubbish")
-    assert results(run_cell(toy_cell, Site(tmp_path), restart=True)) == results(undisturbed)
+    assert tables(run_cell(toy_cell, Site(tmp_path), restart=True)) == tables(undisturbed)
 
 
 def test_a_foreign_checkpoint_is_refused(toy_cell: Cell, tmp_path: Path) -> None:

@@ -118,7 +118,6 @@ def test_the_logit_scale_is_the_models() -> None:
         ({"pool_type": "avg"}, {}, "class token"),
         ({"attentional_pool": True, "attn_pooler_heads": 4}, {}, "class token"),
         ({"qk_norm": True}, {}, "plain pre-norm blocks"),
-        ({"layers": (1, 1, 1, 1)}, {}, "ModifiedResNet"),
         ({}, {"no_causal_mask": True}, "without a causal mask"),
         ({}, {"pool_type": "last"}, "end-of-text token"),
     ],

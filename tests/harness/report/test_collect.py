@@ -1,11 +1,13 @@
 """From MLflow to frames; over seeds every wrong order gives another number."""
 
+import dataclasses
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, every_kind, finetuned, report, results_frame, run_all
 from support.run_folders import done_folder
@@ -153,6 +155,45 @@ def test_reason_in_mlflow_comes_first(tmp_path: Path, uri: str) -> None:
     note_failure(folder, "an older one")
     Tracker(uri, tmp_path).failed(suite.cells()[0], "loss is not finite")
     assert collect(suite, uri, tmp_path).results["reason"].tolist() == ["loss is not finite"]
+
+
+def test_a_damaged_note_of_a_failure_costs_only_its_reason(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",))
+    folder = run_folder(tmp_path, suite.cells()[0])
+    folder.mkdir(parents=True)
+    (folder / "failed.json").write_text("{half")
+    results = collect(suite, uri, tmp_path).results
+    assert results[["status", "reason"]].values.tolist() == [["failed", "its note cannot be read"]]
+
+
+def test_a_number_is_no_average_of_the_seeds_that_did_not_diverge(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt",), (0, 1))
+    first, second = suite.cells()
+    done_folder(tmp_path, first, [[0.2, 0.8]] * 2)
+    sync(tmp_path, uri)
+    Tracker(uri, tmp_path).failed(second, "diverged in round 1, client 3: loss is not finite")
+    recorded = collect(suite, uri)
+    summary = summarise_seeds(recorded.results).set_index("metric")
+    assert recorded.results["status"].tolist() == ["finished", "diverged"]
+    assert recorded.records.empty
+    assert summary.loc["average", "status"] == "diverged"
+    assert pd.isna(summary.loc["average", "mean"])
+
+
+def test_runs_of_other_code_count_only_if_they_are_accepted(tmp_path: Path, uri: str) -> None:
+    suite = a_suite(("fedvpt", "head-tune"))
+    cell, other = suite.cells()
+    done_folder(tmp_path, dataclasses.replace(cell, code="before"), [[0.2, 0.8]] * 2)
+    done_folder(tmp_path, other, [[0.2, 0.8]] * 2)
+    sync(tmp_path, uri)
+    columns = ["status", "code", "other_code"]
+    assert collect(suite, uri).results[columns].values.tolist() == [
+        ["missing", cell.code, "before"],
+        ["finished", other.code, ""],
+    ]
+    accepted = collect(suite, uri, accept_code=True)
+    assert accepted.results[columns].values.tolist()[0] == ["finished", "before", "before"]
+    assert accepted.records["row"].unique().tolist() == ["fedvpt", "head-tune"]
 
 
 def test_columns_of_one_name_are_not_mixed() -> None:

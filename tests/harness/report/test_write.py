@@ -1,5 +1,6 @@
 """From recorded runs to files, and the same again without the run folders."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from support.report_suites import a_suite, every_kind, report, row_of, run_all
 from support.run_folders import done_folder
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
@@ -97,6 +99,37 @@ def test_failed_cells_are_shown_with_their_reason(tmp_path: Path, uri: str, no_f
     terminal, text, _ = report(suite, uri, tmp_path)
     assert row_of(text, "FedVPT")[1] == "failed"
     assert "failed: fedvpt, Feature shift, m=1, seed 0: loss is not finite | round 3" in terminal
+
+
+def test_diverged_cells_are_shown_as_diverged(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite()
+    run_all(suite, uri, tmp_path, leave=1)
+    Tracker(uri, tmp_path).failed(suite.cells()[-1], "diverged in round 2, client 5: loss is not finite")
+    terminal, markdown, table = report(suite, uri, tmp_path, width=300)
+    assert row_of(markdown, "FedVPT")[1] == "diverged"
+    assert "diverged: fedvpt, Feature shift, m=1, seed 0: diverged in round 2, client 5" in terminal
+    assert table[table["row"] == "fedvpt"]["mean"].isna().all()
+
+
+def test_a_report_that_would_lose_numbers_is_not_written(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite()
+    run_all(suite, uri, tmp_path)
+    report(suite, uri, tmp_path)
+    before = texts(tmp_path / "report" / "tiny")
+    other = dataclasses.replace(suite, backbone=dataclasses.replace(suite.backbone, weights="hub"))
+    with pytest.raises(UserError, match=r"2 of its 2 numbers are missing here; these differ in weights\."):
+        report(other, uri, tmp_path)
+    assert texts(tmp_path / "report" / "tiny") == before
+    report(a_suite(m=(1, 2)), uri, tmp_path)  # more cells, not all of them finished, lose nothing
+    assert texts(tmp_path / "report" / "tiny") != before
+
+
+def test_cells_of_other_code_are_told_with_what_to_do(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite(("fedvpt",))
+    done_folder(tmp_path, dataclasses.replace(suite.cells()[0], code="before"), [[0.2, 0.8]] * 2)
+    sync(tmp_path, uri)
+    told = "1 cells are finished, but by other code than the present (fedvpt 1), and not shown"
+    assert told in report(suite, uri, tmp_path, width=300)[0]
 
 
 def test_value_without_never_sampled_clients_stands_below(tmp_path: Path, uri: str, no_figures: None) -> None:

@@ -112,6 +112,7 @@ def test_finish_records_everything(tmp_path: Path, uri: str) -> None:
         "suite": "smoke",
         "phase": "final",
         "cell_hash": cell.hash,
+        "cell_setup": cell.setup,
         "git_commit": git_commit(),
         "backbone": "micro-vit",
         "weights": "random",

@@ -43,6 +43,17 @@ def test_a_failed_point_is_recorded_once_per_reason_until_it_finishes(bench: Ben
     assert len(bench.trials(search)) == 3
 
 
+def test_a_diverged_point_has_the_worst_value(bench: Bench, suite: Suite) -> None:
+    search = only_search(suite)
+    diverged = Result(HIGH, reason="diverged in round 1, client 0: loss is not finite")
+    for result in (diverged, diverged, Result(DEFAULT, 0.1)):
+        bench.study(search).end(result)
+    study = optuna.load_study(study_name=search.name, storage=bench.storage)
+    assert [(trial.params["lr"], trial.value) for trial in study.trials] == [(0.3, 0.0), (0.1, 0.1)]
+    assert study.trials[0].user_attrs["failure"] == diverged.reason
+    assert diverged.state == "diverged"
+
+
 def test_a_value_outside_the_grid_can_be_recorded(bench: Bench, suite: Suite) -> None:
     """A range is widened while the best value lies at its edge."""
     study = bench.study(only_search(suite))

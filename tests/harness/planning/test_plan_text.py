@@ -1,0 +1,119 @@
+"""What text methods cost: texts by client and step, images once; against a count by hand and against real runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedprompt.harness.cells import run as run_module
+from fedprompt.harness.cells.cell import make_cell
+from fedprompt.harness.cells.run import run_cell
+from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cells.suite_file import parse_suite
+from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
+from fedprompt.harness.planning.counting import counted
+from fedprompt.harness.planning.data import published
+from fedprompt.harness.planning.plan import CellPlan, plan_suite
+from fedprompt.harness.planning.tally import classes_of, tally_cells
+
+pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
+
+# -- PromptFL on CIFAR-100 with ViT-B/16 by hand ----------------------------------------------------------------------
+
+W, D, C, P = 512, 512, 100, 17  # width of the text tower, of the shared space; classes; start and 16 context tokens
+VIT = 768
+
+
+def text_forward(s: int) -> int:
+    """Twelve blocks over a prefix of P tokens and C names of s tokens; the last one is read at one token of each."""
+    attention = 4 * P**2 * W + C * 4 * s * (P + s) * W
+    block = 24 * (P + C * s) * W**2 + attention
+    last = 6 * (P + C * s + C) * W**2 + C * 4 * (P + s) * W + 18 * C * W**2
+    return 11 * block + last + 2 * C * W * D
+
+
+def text_backward(s: int) -> int:
+    """The same without weights' gradients, five products of attention instead of two, and none of names in block 1."""
+    attention = 11 * (4 * P**2 * W + C * 4 * s * (P + s) * W) + C * 4 * (P + s) * W
+    return text_forward(s) + attention * 3 // 2 - 6 * C * s * W**2
+
+
+def test_promptfl_on_cifar_by_hand() -> None:
+    raw = {
+        "backbone": "clip:ViT-B-16",
+        "weights": "random",
+        "seeds": [0],
+        "methods": ["promptfl"],
+        "protocol": {"rounds": 4, "epochs": 5, "batch_size": 32, "participation": 0.1, "last": 2, "eval_every": 10},
+        "settings": [{"table": "T", "dataset": "cifar100", "partition": "disjoint:clients=20,shots=16"}],
+    }
+    (found,) = plan_suite(parse_suite("x", raw), Site(out=Path("nowhere")), flops=1.0).cells.values()
+    # A round: 2 clients with 5 classes of 16 images, 80 each; 3 steps of 32 in each of 5 epochs. All 20 are evaluated
+    # in rounds 3 and 4 on 500 images each, with one pass of texts.
+    images, evaluated = 4 * 2 * 5 * 80, 2 * 20 * 500
+    assert {k: v for k, v in found.tally.images.items() if k != "features"} == {
+        "train train": images,
+        "evaluate": evaluated,
+    }
+    texts = {"train train": 4 * 2 * 5 * 3, "evaluate": 2 * 20}
+    assert found.tally.clients == texts
+    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
+    s = method.prompts.ids.shape[1] - P
+    project, cosines = 2 * VIT * D, 2 * C * D
+    features = found.tally.images["features"]
+    assert found.flops == (
+        texts["train train"] * (text_forward(s) + text_backward(s))
+        + texts["evaluate"] * text_forward(s)
+        + images * (project + 2 * cosines)  # forward, and the gradient of the class features
+        + evaluated * (project + cosines)
+        + features * vit_forward()
+    )
+    assert found.bytes_sent == 4 * 2 * 2 * 4 * 8_192
+
+
+def vit_forward() -> int:
+    """Frozen image features: as for any ViT-B/16, class token only in the last block."""
+    n = 197
+    blocks = 11 * (24 * n * VIT**2 + 4 * n**2 * VIT) + 4 * n * VIT**2 + 20 * VIT**2 + 4 * n * VIT
+    return 2 * 196 * VIT * (3 * 16 * 16) + blocks
+
+
+def test_the_stack_of_clients_is_chosen_by_about_what_a_step_keeps() -> None:
+    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
+    kept = cost(method, 1, 16, ()).client_bytes
+    assert 0.5 * kept < 4 * method.step_floats() < 2 * kept
+
+
+# -- small runs, watched ----------------------------------------------------------------------------------------------
+
+MICRO = BackboneSpec("micro-clip", "random", 16)
+DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
+SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "strangers have nothing to fit": ("promptfl", DEALT, SHORT),
+    "strangers fit their own context": ("coop", DEALT, SHORT),
+    "everybody tunes a copy": ("promptfl-ft", DEALT, SHORT),
+    "newcomers fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
+    "newcomers fit what the server mixed": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_run_computes_what_was_planned(case: str, toy_source: str, tmp_path: Path) -> None:
+    method, partition, protocol = RUNS[case]
+    params = {"length": 4}
+    cell = make_cell(method, toy_source, partition, MICRO, 0, params, protocol)
+    dataset = run_module._dataset("toy", None, 16)
+    (planned,) = tally_cells([cell], {toy_source: dataset})
+    with counted() as flops:
+        run_cell(cell, Site(out=tmp_path))
+    shapes = meta_method(cell.method, meta_backbone("micro-clip", 16), classes_of(cell, dataset), 4, "none", **params)
+    priced = cost(shapes, 1, 8, planned.images)
+    assert flops.flops == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.02)
+
+
+def test_a_zero_shot_control_passes_images_only(toy_source: str) -> None:
+    cell = make_cell("zs-clip", toy_source, DEALT, MICRO, 0, {}, SHORT)
+    (planned,) = tally_cells([cell], {toy_source: run_module._dataset("toy", None, 16)})
+    assert set(planned.images) == {"evaluate", "features"}

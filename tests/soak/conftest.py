@@ -1,0 +1,37 @@
+"""`make soak`: what is too long for every day. A failing run prints the seed that repeats it."""
+
+import os
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, settings
+from support.toy_cells import toy_cell as toy_cell
+from support.toy_cells import toy_source as toy_source
+
+SEED = int(os.environ.get("SOAK_SEED", time.time_ns() % 10**9))
+FIGURES: list[str] = []
+
+settings.register_profile(
+    "soak", deadline=None, database=None, max_examples=5000, suppress_health_check=list(HealthCheck), print_blob=True
+)
+settings.load_profile("soak")
+
+
+@pytest.fixture
+def figures() -> list[str]:
+    """Lines that are printed at the end."""
+    return FIGURES
+
+
+@pytest.fixture
+def moments() -> random.Random:
+    return random.Random(SEED)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("soak")
+    for line in FIGURES:
+        terminalreporter.write_line(line)
+    lost = len(terminalreporter.stats.get("failed", [])) + len(terminalreporter.stats.get("error", []))
+    terminalreporter.write_line(f"{lost} properties violated; SOAK_SEED={SEED}" if lost else "nothing lost")
