@@ -76,6 +76,13 @@ def test_a_changed_copy_is_expanded_anew() -> None:
     assert {cell.seed for cell in dataclasses.replace(suite, seeds=(5,)).cells()} == {5}
 
 
+def test_a_setting_may_name_its_column() -> None:
+    [plain] = parse_suite("x", {**RAW, "settings": [{**SETTING, "m": [1], "label": "Glyphs"}]}).settings
+    assert plain.label == "Glyphs, m=1"
+    entry = {"table": "T", "dataset": "glyph-100", "partition": "disjoint:clients=5", "label": "Signs"}
+    assert parse_suite("x", {**RAW, "settings": [entry]}).settings[0].label == "Signs"
+
+
 @pytest.mark.parametrize("name", ["embedded", "embedded-full", "paper", "cpu-cifar100", "cpu-office"])
 def test_the_large_suites_hold_every_protocol(name: str) -> None:
     assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}
