@@ -31,7 +31,7 @@ from fedprompt.harness.planning.calibration import Job, Line, Price, count_passe
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
 from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
-from fedprompt.harness.planning.plan import CellPlan, makespan, plan_suite
+from fedprompt.harness.planning.plan import CellPlan, _busy, count_flops, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
@@ -331,6 +331,23 @@ def test_labels_are_read_from_a_folder_without_decoding(tmp_path: Path) -> None:
 def test_sizes_that_nobody_knows_are_asked_for() -> None:
     with pytest.raises(UserError, match="fedprompt prepare dtd"):
         labelled("dtd")
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert _busy(0.3, cores=2) == ()
+    [note] = _busy(5.3, cores=2)
+    assert "busy before it was timed (load 5.3 on 2 cores)" in note
+
+
+def test_flops_of_cells_are_those_of_the_plan(tmp_path: Path) -> None:
+    suite = load_suite("smoke").only(["fedvpt", "sgpt"])
+    planned = plan_suite(suite, Site(tmp_path), flops=1e9)
+    assert count_flops(suite.cells(), Site(tmp_path)) == {key: cell.flops for key, cell in planned.cells.items()}
+
+
+def test_the_command_names_what_tuning_would_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smoke", "--methods", "fedvpt", "--flops", "1e9", "--out", str(tmp_path)]) == 0
+    assert "Not included: `fedprompt tune smoke`, 1 studies with 9 cells in all" in capsys.readouterr().out
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
