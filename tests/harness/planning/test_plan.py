@@ -329,8 +329,8 @@ def test_labels_are_read_from_a_folder_without_decoding(tmp_path: Path) -> None:
 
 
 def test_sizes_that_nobody_knows_are_asked_for() -> None:
-    with pytest.raises(UserError, match="fedprompt prepare dtd"):
-        labelled("dtd")
+    with pytest.raises(UserError, match="fedprompt prepare inaturalist"):
+        labelled("inaturalist")
 
 
 def test_a_busy_machine_is_told() -> None:
