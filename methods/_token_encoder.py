@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 State = dict[str, Tensor]
 Position = Literal["before_ln", "after_ln"]
+CACHED_FLOATS = 2**19  # hidden units that one call computes: 2 MB, about what a core's cache holds
 PARTS = ("0.weight", "0.bias", "1.weight", "1.bias")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
@@ -73,39 +74,47 @@ def encode(
     after it (then the LN bias of a masked token goes too), and None is one mask of ones.
 
     Each layer of each client is one product, of all its images, masks and MLPs: no weight is copied for an image, and
-    a client's numbers do not depend on the size of its neighbours.
+    a client's numbers do not depend on the size of its neighbours. Small layers of a client are multiplied in one call.
     """
     joined = {part: torch.stack([weights[f"{name}.{part}"] for name in names], 2) for part in PARTS[: _depth(weights)]}
     joined |= {name: weights[name] for name in ("ln.weight", "ln.bias") if name in weights}
-    per_layer = zip(*(tensor.flatten(0, 1).unbind() for tensor in joined.values()), strict=True)
+    per_client = zip(*(tensor.unbind() for tensor in joined.values()), strict=True)
     seen = None if masks is None else masks.permute(2, 3, 0, 1).contiguous()  # (layers, tokens, masks, n)
-    written = []
-    for client, tokens in enumerate(torch.split(z, list(sizes), 2)):
-        first = sum(sizes[:client])
+    written, first = [], 0
+    for size, own in zip(sizes, per_client, strict=True):
+        images = slice(first, first := first + size)
+        hidden_floats = size * z.shape[3] * (1 if masks is None else len(masks)) * joined["0.bias"][0, 0].numel()
+        chunk = max(1, CACHED_FLOATS // max(1, hidden_floats))  # layers in one call
         rows = []
-        for layer, layer_tokens in enumerate(tokens.unbind()):
-            mask = None if seen is None else seen[layer, ..., first : first + sizes[client]]
-            rows.append(
-                _encode_layer(dict(zip(joined, next(per_layer), strict=True)), layer_tokens, mask, act, position)
-            )
-        written.append(torch.stack(rows))
+        for start, *parts in zip(range(0, len(z), chunk), *(torch.split(tensor, chunk) for tensor in own), strict=True):
+            layers, part = slice(start, start + chunk), dict(zip(joined, parts, strict=True))
+            mask = None if seen is None else seen[layers, :, :, images]
+            rows.append(_encode_layers(part, z[layers, :, images], mask, act, position))
+        written.append(torch.cat(rows))
     return [mlp.permute(2, 3, 0, 1, 4) for mlp in torch.cat(written, 4).unbind(1)]
 
 
-def _encode_layer(w: State, z: Tensor, mask: Tensor | None, act: str, position: Position) -> Tensor:
-    """One layer of one client: z (tokens, n, channels), masks (tokens, S, n) to (mlps, rows, S, n, channels)."""
-    x = z[:, None]
+def _encode_layers(w: State, z: Tensor, masks: Tensor | None, act: str, position: Position) -> Tensor:
+    """Layers of a client: z (layers, tokens, n, d), masks (layers, tokens, S, n) to (layers, mlps, rows, S, n, d)."""
+    x = z[:, :, None]
+
+    def affine(x: Tensor) -> Tensor:
+        gain, bias = (w[name][:, None, None, None] for name in ("ln.weight", "ln.bias"))
+        return torch.addcmul(bias, x, gain)
+
     if "ln.weight" in w and position == "after_ln":
-        x = torch.addcmul(w["ln.bias"], x, w["ln.weight"])
-    if mask is not None:
-        x = x * mask[..., None]
+        x = affine(x)
+    if masks is not None:
+        x = x * masks[..., None]
     if "ln.weight" in w and position == "before_ln":
-        x = torch.addcmul(w["ln.bias"], x, w["ln.weight"])
-    y = torch.addmm(w["0.bias"].view(-1, 1), w["0.weight"].flatten(0, 1), x.flatten(1))
-    y = y.view(*w["0.bias"].shape, y.shape[1])
+        x = affine(x)
+    y = torch.baddbmm(w["0.bias"].flatten(1)[..., None], w["0.weight"].flatten(1, 2), x.flatten(2))
+    y = y.view(
+        w["0.bias"].shape[0] * w["0.bias"].shape[1], w["0.bias"].shape[2], y.shape[2]
+    )  # one matrix per layer and MLP
     if "1.weight" in w:
-        y = torch.baddbmm(w["1.bias"][..., None], w["1.weight"], ACTIVATIONS[act](y))
-    return y.view(*y.shape[:2], *x.shape[1:])
+        y = torch.baddbmm(w["1.bias"].flatten(0, 1)[..., None], w["1.weight"].flatten(0, 1), ACTIVATIONS[act](y))
+    return y.view(*w["0.bias"].shape[:2], y.shape[1], *x.shape[2:])
 
 
 def _depth(weights: Mapping[str, Tensor]) -> int:

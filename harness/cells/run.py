@@ -19,6 +19,7 @@ from fedprompt.harness.cells.journal import Journal
 from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
+from fedprompt.harness.core.memory import keep_freed_memory
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.evaluation import Record, carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise, trained_reading
@@ -59,6 +60,7 @@ def run_cell(
     if code != cell.code:  # files were edited after the command began
         raise UserError(f"{cell.label} is of code {cell.code}, but this process has {code}; run the command again.")
     torch.set_num_threads(site.threads)
+    keep_freed_memory()
     dataset, partition, federation = assemble(cell, site)  # bad input fails here, before anything is written
     rules = cell.protocol
     with open_folder(folder, cell, restart):

@@ -1,6 +1,6 @@
 """What a report says, in which order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,29 +49,53 @@ def compose(
 ) -> Document:
     concluded = sentences(suite, summary.comparisons, summary.sweeps)
     said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
+    drawn = _by_place(figures)
     sections = [
         *([Section("What the tables say", said)] if said else []),
-        *(Section(grids[0].title, grids=grids) for grids in _results(suite, summary, concluded)),
+        Section("How to read the tables", tuple(notes.reading(suite, results))),
+        *_result_sections(suite, summary, concluded, drawn),
         *_published(suite, summary.numbers),
-        Section("How to read the numbers", tuple(notes.reading(suite, results))),
-        *([Section("Figures", figures=tuple(figures))] if figures else []),
-        *([notes.tuned_section(suite, results, tuning_notes)] if suite.tuned else []),
-        notes.provenance(suite, results),
+        *([notes.tuned_section(suite, results, tuning_notes, drawn["tuning"])] if suite.tuned else []),
+        notes.provenance(suite, results, drawn["partition"]),
+        notes.runs(suite, results),
     ]
     names = iter(tables.unique(grid.name for section in sections for grid in section.grids))
     named = (replace(s, grids=tuple(replace(grid, name=next(names)) for grid in s.grids)) for s in sections)
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
 
 
-def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[Grid, ...]]:
+def _by_place(figures: Sequence["WrittenFigure"]) -> dict[str, tuple["WrittenFigure", ...]]:
+    """Figures by what they belong to: the V-sweep, tuning, partitions, or the main tables."""
+    places = ("v-sweep", "tuning", "partition")
+    by_place: dict[str, tuple[WrittenFigure, ...]] = dict.fromkeys((*places, "main"), ())
+    for figure in figures:
+        place = next((place for place in places if figure.name.startswith(place)), "main")
+        by_place[place] = (*by_place[place], figure)
+    return by_place
+
+
+def _result_sections(
+    suite: Suite, summary: Summary, concluded: Sentences, drawn: Mapping[str, tuple["WrittenFigure", ...]]
+) -> Iterator[Section]:
+    """One per table; figures follow the last table that they belong to."""
+    listed = list(_results(suite, summary, concluded))
+    last = {kind: number for number, (kind, _) in enumerate(listed)}
+    main = last.get("heterogeneity", len(listed) - 1)
+    for number, (kind, grids) in enumerate(listed):
+        own = drawn["v-sweep"] if kind == "vsweep" and number == last[kind] else ()
+        yield Section(grids[0].title, grids=grids, figures=(*(drawn["main"] if number == main else ()), *own))
+
+
+def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[str, tuple[Grid, ...]]]:
+    """Kind and tables of every section."""
     for title, kind, part in tables.tables_of(summary.numbers):
         if kind == "vsweep":
-            yield (_concluded(tables.vsweep(title, part), part, concluded),)
+            yield kind, (_concluded(tables.vsweep(title, part), part, concluded),)
         elif kind == "ablation":
-            yield (_concluded(ablation(suite, title, part, summary.paired), part, concluded),)
+            yield kind, (_concluded(ablation(suite, title, part, summary.paired), part, concluded),)
         else:
             for shown, grids in tables.results(title, part):
-                yield (_concluded(grids[0], shown, concluded), *grids[1:])
+                yield kind, (_concluded(grids[0], shown, concluded), *grids[1:])
 
 
 def _concluded(grid: Grid, part: pd.DataFrame, concluded: Sentences) -> Grid:

@@ -22,6 +22,7 @@ class Entry:
     below: str = ""  # its second line
     bold: bool = False  # the best of its column, and distinguishable from the second
     marks: str = ""  # signs of the notes that belong to it
+    link: str = ""  # from the report's folder
 
     @property
     def width(self) -> int:
@@ -93,6 +94,7 @@ class Section:
     text: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
     figures: tuple["WrittenFigure", ...] = ()
+    page_only: bool = False  # links, which print cannot follow
     folded: bool = False  # for readers who check details: closed on the page, not printed in the terminal
 
 
@@ -102,6 +104,11 @@ class Document:
     alerts: tuple[str, ...]  # what could mislead, before everything else
     facts: tuple[tuple[str, str], ...]  # what was run, in a few words
     sections: tuple[Section, ...]
+
+    @property
+    def printed(self) -> tuple[Section, ...]:
+        """The sections that Markdown and LaTeX have."""
+        return tuple(section for section in self.sections if not section.page_only)
 
 
 def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -11,6 +11,9 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
+
+if TYPE_CHECKING:
+    from fedprompt.harness.report.figures.write import WrittenFigure
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
@@ -127,7 +130,12 @@ def _controls(suite: Suite) -> str:
     return " or ".join(["no prompt under the same head policy"] * default + list(named))
 
 
-def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str] = ()) -> Section:
+def tuned_section(
+    suite: Suite,
+    results: pd.DataFrame,
+    reliability: Sequence[str] = (),
+    figures: tuple["WrittenFigure", ...] = (),
+) -> Section:
     """The values that tuning chose, by method and setting; ``reliability`` says how firm the choices are."""
     keys = _tuned_keys(results)
     settings = list(dict.fromkeys(key[1:] for key in keys))
@@ -148,7 +156,7 @@ def tuned_section(suite: Suite, results: pd.DataFrame, reliability: Sequence[str
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
     text = f"{_tuned_share(suite, results)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
-    return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), folded=True)
+    return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), figures, folded=True)
 
 
 def _tuned_share(suite: Suite, results: pd.DataFrame) -> str:
@@ -171,7 +179,7 @@ def _values(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items()) if values else MISSING
 
 
-def provenance(suite: Suite, results: pd.DataFrame) -> Section:
+def provenance(suite: Suite, results: pd.DataFrame, figures: tuple["WrittenFigure", ...] = ()) -> Section:
     """Who has what, as one hash per setting and seed; all methods of a table must show the same."""
     hashes = _hashes(results)
     lines = list(dict.fromkeys((key[0], key[1]) for key in hashes))
@@ -186,7 +194,28 @@ def provenance(suite: Suite, results: pd.DataFrame) -> Section:
         for row in finished.to_dict("records")
     ]
     text = "Every cell with its hash, commit and numbers is in cells.csv, every number of the tables in tables.csv."
-    return Section("Provenance", (*data, text), (grid,), folded=True)
+    return Section("Provenance", (*data, text), (grid,), figures, folded=True)
+
+
+def runs(suite: Suite, results: pd.DataFrame) -> Section:
+    """A link to the run folder of every finished cell: one line per row of a table and policy, one column per seed."""
+    lines = results.drop_duplicates(["table", "setting", "title", "policy"])
+    names = [f"{r['table']}, {r['setting']}: {r['title']}, {r['policy']}" for r in lines.to_dict("records")]
+    places = list(lines[["column", "row", "policy"]].itertuples(index=False, name=None))
+    cells = results.set_index(["column", "row", "policy", "seed"])[["cell", "status"]].to_dict("index")
+    columns = [
+        Column("Run", f"seed {seed}", tuple(_run(cells.get((*place, seed))) for place in places))
+        for seed in suite.seeds
+    ]
+    grid = Grid("runs", "Runs", tuple(names), tuple(columns), corner="Entry")
+    text = "Each link opens the folder of a run, if the results are where the page was written."
+    return Section("Runs", (text,), (grid,), page_only=True, folded=True)
+
+
+def _run(cell: Mapping[Any, Any] | None) -> Entry:
+    if cell is None or cell["status"] != "finished":
+        return Entry(MISSING)
+    return Entry(cell["cell"], link=f"../../runs/{cell['cell']}/")
 
 
 def _hashes(results: pd.DataFrame) -> dict[tuple[str, str, int], list[str]]:

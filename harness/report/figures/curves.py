@@ -1,7 +1,7 @@
 """Figures over rounds and over the number of averaged draws V."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,28 +11,30 @@ from matplotlib.ticker import MaxNLocator
 
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
-from fedprompt.harness.report.figures.style import GREY, PAGE, DrawnFigure, label_y, legend, looks, panels
+from fedprompt.harness.report.figures.style import GREY, PAGE, PALE, DrawnFigure, label_y, legend, looks, panels
 from fedprompt.harness.report.sweeps import draws
 
 MOST_PANELS = 6  # of one figure
-BAND = 0.13  # opacity, so that thirteen bands leave the lines visible
+BAND = 0.13  # opacity of bands
+FEW = 5  # rows of a panel that are all drawn in colour
+BEST = 3  # of more rows, those that stand out beside the control
 
 
-def figures_rounds(suite: Suite, records: pd.DataFrame, rounds: pd.DataFrame) -> Iterator[DrawnFigure]:
-    """Accuracy of the evaluated rounds and training loss of all rounds, with one panel per setting."""
-    note = "Mean over seeds; bands: ± one sample standard deviation over seeds."
+def figures_rounds(suite: Suite, records: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+    """Accuracy of the evaluated rounds, with one panel per setting.
+
+    Training losses have no figure: each method defines its own, and MLflow shows them.
+    """
     accuracies = round_accuracies(suite.settings, main_settings(records))
+    controls = set(summary.loc[summary["control"].astype(bool), "row"])
     for part in figure_parts(suite, accuracies.assign(value=100 * accuracies["accuracy"])):
-        figure = _over_rounds(suite, part.frame, "average accuracy (%)")
-        caption = f"Test accuracy over communication rounds, mean over clients, where it was evaluated. {note}"
-        yield DrawnFigure(f"accuracy-rounds{part.suffix}", f"Accuracy over rounds{part.about}", caption, figure)
-    for part in figure_parts(suite, main_settings(rounds).rename(columns={"loss": "value"}).dropna(subset=["value"])):
-        figure = _over_rounds(suite, part.frame, "training loss (nats)", may_be_log=True)
         caption = (
-            "Training loss over communication rounds, mean over the round's cohort, as each method defines it "
-            f"(penalties included: levels compare within a method, not between methods). {note}"
+            "Test accuracy over communication rounds, mean over clients, where it was evaluated; mean over seeds. In "
+            f"colour: the control and the {BEST} best rows of each panel, with bands of ± one sample standard "
+            "deviation over seeds; grey: the other rows."
         )
-        yield DrawnFigure(f"loss-rounds{part.suffix}", f"Training loss over rounds{part.about}", caption, figure)
+        figure = _over_rounds(suite, part.frame, controls)
+        yield DrawnFigure(f"accuracy-rounds{part.suffix}", f"Accuracy over rounds{part.about}", caption, figure)
 
 
 def main_settings(frame: pd.DataFrame) -> pd.DataFrame:
@@ -80,20 +82,36 @@ def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **dra
         ax.fill_between(stats.index, low, high, color=drawn.get("color"), alpha=BAND, linewidth=0)
 
 
-def _over_rounds(suite: Suite, frame: pd.DataFrame, ylabel: str, may_be_log: bool = False) -> Figure:
+def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -> Figure:
     columns, row_looks = sorted(frame["column"].unique()), looks(suite.rows)
     figure, axes = panels(len(columns))
+    coloured: set[str] = set()
     for ax, column in zip(axes, columns, strict=True):
         here = frame[frame["column"] == column]
+        shown = _highlighted(here, controls)
+        coloured |= shown
         for key, title in titles_shown(suite, here).items():
-            band(ax, here[here["row"] == key], "round", "value", title, **row_looks[key].drawn())
-        if may_be_log and here["value"].min() > 0 and here["value"].max() > 30 * here["value"].min():
-            ax.set_yscale("log")
+            row = here[here["row"] == key]
+            if key in shown:
+                band(ax, row, "round", "value", title, **row_looks[key].drawn())
+            else:
+                means = row.groupby("round")["value"].mean()
+                ax.plot(means.index, means, color=PALE, linewidth=0.7, zorder=1)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.set(title=setting_name(suite.settings[column]), xlabel="round")
-        label_y(ax, ylabel)
-    legend(figure, titles_shown(suite, frame), row_looks)
+        label_y(ax, "average accuracy (%)")
+    titles = titles_shown(suite, frame)
+    named = {key: title for key, title in titles.items() if key in coloured}
+    legend(figure, named, row_looks, others="other rows" if len(named) < len(titles) else "")
     return figure
+
+
+def _highlighted(frame: pd.DataFrame, controls: Collection[str]) -> set[str]:
+    """The control, and the best rows in the last evaluated round; all of them where they are few."""
+    last = frame[frame["round"] == frame["round"].max()].groupby("row")["value"].mean().sort_values(ascending=False)
+    if len(last) <= FEW:
+        return set(last.index)
+    return {*last.index[:BEST], *(key for key in last.index if key in controls)}
 
 
 def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:

@@ -20,7 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
 LARGER = {"*": 1.7, "X": 1.25, "P": 1.25, "p": 1.2, "d": 1.3, "h": 1.15, "D": 0.85}  # for equal weight to the eye
 STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-GREY = "#666666"
+GREY, PALE = "#666666", "#c4c4c4"
 
 PAGE, COLUMN = 7.0, 3.4  # inches: the width of a page and of one of its two columns
 PNG_DPI = 200
@@ -115,12 +115,19 @@ def label_y(ax: Axes, text: str) -> None:
         ax.set_ylabel(text)
 
 
-def legend(figure: Figure, rows: Mapping[str, str], row_looks: Mapping[str, Look], lines: bool = True) -> None:
-    """Below all panels: titles of ``rows`` (by key), in as many columns as the figure's width has room for."""
+def legend(
+    figure: Figure, rows: Mapping[str, str], row_looks: Mapping[str, Look], lines: bool = True, others: str = ""
+) -> None:
+    """Below all panels: titles of ``rows`` (by key), in as many columns as the figure's width has room for.
+
+    ``others`` names what is drawn as pale lines.
+    """
     handles = [Line2D([], [], label=title, **row_looks[key].drawn(line=lines)) for key, title in rows.items()]
+    handles += [Line2D([], [], label=others, color=PALE, linewidth=0.7)] if others else []
+    titles = [str(handle.get_label()) for handle in handles]
     width, height = figure.get_size_inches()
-    columns = next(n for n in range(len(rows), 0, -1) if n == 1 or _legend_width(list(rows.values()), n) <= width)
-    figure.set_size_inches(width, height + 0.16 * -(-len(rows) // columns) + 0.05)
+    columns = next(n for n in range(len(titles), 0, -1) if n == 1 or _legend_width(titles, n) <= width)
+    figure.set_size_inches(width, height + 0.16 * -(-len(titles) // columns) + 0.05)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.2)
 
 

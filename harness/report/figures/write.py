@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
@@ -58,19 +57,14 @@ def _draw(
     policies = list(recorded.results["policy"].unique())
     for policy in policies:
         figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load)
-        if len(policies) == 1:
-            yield from figures
-        else:
-            # Two readings of one training have one loss.
-            is_second = is_finetuned(policy) and head_owner(policy) in policies
-            yield from (_named(f, policy) for f in figures if not (is_second and f.name.startswith("loss-")))
+        yield from figures if len(policies) == 1 else (_named(figure, policy) for figure in figures)
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)
 
 
 def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset) -> Iterator[DrawnFigure]:
-    yield from figures_rounds(recorded.suite, recorded.records, recorded.rounds)
+    yield from figures_rounds(recorded.suite, recorded.records, summary)
     yield from figures_cost(recorded, load)
     yield from figures_vsweep(recorded.suite, recorded.results, summary)
     yield from figures_spread(recorded.suite, recorded.records)

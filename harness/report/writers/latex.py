@@ -51,7 +51,7 @@ def write(document: Document, folder: Path) -> None:
     tables.mkdir(parents=True, exist_ok=True)
     for old in tables.glob("*.tex"):
         old.unlink()
-    for section in document.sections:
+    for section in document.printed:
         for grid in section.grids:
             write_atomic(tables / f"{grid.name}.tex", table(grid).encode())
     write_atomic(folder / "report.tex", render(document, folder).encode())
@@ -64,7 +64,7 @@ def render(document: Document, folder: Path) -> str:
     lines += [r"\begin{description}"]
     lines += [f"\\item[{escape(name)}] {escape(value)}" for name, value in document.facts]
     lines += [r"\end{description}"]
-    for section in document.sections:
+    for section in document.printed:
         lines += _section(section, folder)
     return "\n".join([*lines, r"\end{document}", ""])
 

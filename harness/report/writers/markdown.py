@@ -11,7 +11,7 @@ def render(document: Document, folder: Path) -> str:
     blocks = [f"# {_escaped(document.title)}"]
     blocks += ["\n".join(f"> **{_escaped(line)}**  " for line in document.alerts)] if document.alerts else []
     blocks.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in document.facts))
-    for section in document.sections:
+    for section in document.printed:
         blocks += _section(section, folder)
     return "\n\n".join(blocks) + "\n"
 

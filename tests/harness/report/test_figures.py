@@ -74,6 +74,10 @@ def summary_of(suite: Suite, results: pd.DataFrame) -> pd.DataFrame:
     return with_gains(with_published(suite, summarise_seeds(results), load_published(Path("nowhere"))), {}, {})
 
 
+def no_gains(suite: Suite) -> pd.DataFrame:
+    return summary_of(suite, results_frame(suite))
+
+
 def drawn(figures: Iterator[DrawnFigure], name: str) -> list[Axes]:
     return next(each.figure.axes for each in figures if each.name == name)
 
@@ -109,7 +113,7 @@ def test_a_method_looks_the_same_in_every_suite() -> None:
 
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation() -> None:
     suite = a_suite(("fedvpt",), TWO)
-    [ax] = drawn(figures_rounds(suite, records_of(suite), rounds_of(suite)), "accuracy-rounds")
+    [ax] = drawn(figures_rounds(suite, records_of(suite), no_gains(suite)), "accuracy-rounds")
     [line] = ax.lines
     # Seed 0 has (50, 60) and (70, 80) percent, seed 1 ten points more: 55 and 65, then 75 and 85.
     assert line.get_xdata().tolist() == [1, 2]
@@ -118,9 +122,22 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation() -> None:
     assert band_edges(ax) == [pytest.approx((60 - spread, 80 + spread))]
 
 
+def test_of_many_rows_the_control_and_the_best_stand_out() -> None:
+    keys = ("head-tune", "fedvpt", "fedvpt-d", "pfedpg", "fedpr-s", "sgpt", "pep-fedpt")
+    suite = a_suite(keys, TWO)
+    levels = {(0, key, seed): [[0.3 + 0.05 * place] * 2] * 2 for place, key in enumerate(keys) for seed in TWO}
+    summary = no_gains(suite).assign(control=lambda frame: frame["row"] == "head-tune")
+    records = records_frame(levels).assign(kind="heterogeneity")
+    [ax] = drawn(figures_rounds(suite, records, summary), "accuracy-rounds")
+    named = [line.get_label() for line in ax.lines if not str(line.get_label()).startswith("_")]
+    assert named == ["No prompt", "FedPR-S", "SGPT", "PEP-FedPT (reconstruction)"]
+    assert len(ax.lines) == len(keys)
+    assert len(band_edges(ax)) == len(named)
+
+
 def test_one_seed_has_no_band() -> None:
     suite = a_suite(("fedvpt",))
-    [ax] = drawn(figures_rounds(suite, records_of(suite), rounds_of(suite)), "accuracy-rounds")
+    [ax] = drawn(figures_rounds(suite, records_of(suite), no_gains(suite)), "accuracy-rounds")
     assert band_edges(ax) == []
 
 
@@ -128,14 +145,14 @@ def test_curves_leave_out_unseen_clients_and_other_draws() -> None:
     suite = a_suite(("fedvpt",))
     records = records_of(suite)
     others = [records.assign(unseen=True, accuracy=0.0), records.assign(samples=3, accuracy=0.0)]
-    [ax] = drawn(figures_rounds(suite, pd.concat([records, *others]), rounds_of(suite)), "accuracy-rounds")
+    [ax] = drawn(figures_rounds(suite, pd.concat([records, *others]), no_gains(suite)), "accuracy-rounds")
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([55.0, 75.0])
 
 
 def test_clients_never_sampled_are_left_out_where_the_protocol_says_so() -> None:
     suite = a_suite(("fedvpt",), settings=(a_setting(methods=("fedvpt",), protocol={"never_sampled": "exclude"}),))
     records = records_of(suite).assign(participated=lambda frame: frame["client"] == 0)
-    [ax] = drawn(figures_rounds(suite, records, rounds_of(suite)), "accuracy-rounds")
+    [ax] = drawn(figures_rounds(suite, records, no_gains(suite)), "accuracy-rounds")
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([50.0, 70.0])
 
 
@@ -308,7 +325,7 @@ def test_files_are_valid_and_the_same_each_time(tmp_path: Path) -> None:
     results = results_frame(suite).assign(status="missing")
     frames = recorded(suite, results, records_of(suite), rounds_of(suite)), summary_of(suite, results)
     figures = write_figures(*frames, tmp_path / "a", trials(tau=1.0))
-    assert [figure.name for figure in figures] == ["accuracy-rounds", "loss-rounds", "client-spread", "tuning-lr"]
+    assert [figure.name for figure in figures] == ["accuracy-rounds", "client-spread", "tuning-lr"]
     for figure in figures:
         with Image.open(figure.png) as image:
             image.verify()
@@ -331,7 +348,7 @@ def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (1e9, 0.0))
     swept = a_sweep()
     figures = [
-        *figures_rounds(suite, records, rounds),
+        *figures_rounds(suite, records, no_gains(suite)),
         *figures_cost.figures_cost(recorded(suite, results, records, rounds), load_dataset),
         *figures_vsweep(*swept, summary_of(*swept)),
         *figures_spread(suite, records),
@@ -340,7 +357,6 @@ def test_axes_have_labels_with_units(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {f.name: (f.figure.axes[0].get_xlabel(), f.figure.axes[0].get_ylabel()) for f in figures}
     assert labels == {
         "accuracy-rounds": ("round", "average accuracy (%)"),
-        "loss-rounds": ("round", "training loss (nats)"),
         "accuracy-bytes": ("sent by a client in a round", "average accuracy (%)"),  # ticks say kB, MB
         "accuracy-compute": ("training compute (GFLOPs per image and run)", "average accuracy (%)"),
         "v-sweep": ("averaged draws V", "average accuracy (%)"),
@@ -360,7 +376,7 @@ def test_an_unfinished_suite_draws_what_there_is(
     collected = collect(suite, uri)
     summary = summary_of(suite, collected.results)
     names = [figure.name for figure in write_figures(collected, summary, tmp_path / "figures")]
-    assert names == ["accuracy-rounds", "loss-rounds", "accuracy-bytes", "accuracy-compute", "v-sweep", "client-spread"]
+    assert names == ["accuracy-rounds", "accuracy-bytes", "accuracy-compute", "v-sweep", "client-spread"]
     assert capsys.readouterr().err.startswith("note: no picture of who has what")  # its hash is made up
 
 
@@ -379,4 +395,3 @@ def test_results_are_drawn_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [name for name in names if name.startswith("accuracy-rounds")] == [
         f"accuracy-rounds-{policy}" for policy in ("local", "global", "global-then-ft")
     ]
-    assert [name for name in names if name.startswith("loss")] == ["loss-rounds-local", "loss-rounds-global"]

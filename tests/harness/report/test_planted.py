@@ -97,7 +97,7 @@ def test_report_begins_with_what_the_tables_say(suite: Suite, tmp_path: Path, ur
     run(suite, uri, tmp_path, planted)
     text = report(suite, uri, tmp_path)[1]
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings[:2] == ["## What the tables say", "## Feature shift: m=1"]
+    assert headings[:3] == ["## What the tables say", "## How to read the tables", "## Feature shift: m=1"]
     said = text.partition("## What the tables say")[2].partition("\n## ")[0]
     assert "Mean ranks over 1 setting say nothing; it takes at least 5." in said
     assert said.count("smallest detectable difference") == len(POLICIES)

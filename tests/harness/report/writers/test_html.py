@@ -49,7 +49,7 @@ def text(tmp_path: Path) -> str:
 
 def test_it_is_well_formed_and_needs_nothing_else(text: str) -> None:
     page = Page(text)
-    outside = [link for link in page.links if not link.startswith(("#", "data:image/png;base64,"))]
+    outside = [link for link in page.links if ":" in link and not link.startswith("data:image/png;base64,")]
     assert outside == []
     assert not re.search(r"https?:|url\(|@import|<script|<link", text)
 
@@ -92,3 +92,9 @@ def test_it_suits_dark_screens_phones_and_paper(text: str) -> None:
     for query in ("prefers-color-scheme: dark", "max-width: 40rem", "@media print"):
         assert query in text
     assert 'name="viewport"' in text
+
+
+def test_it_links_its_files_figures_and_runs(text: str) -> None:
+    links = Page(text).links
+    assert {"report.md", "report.tex", "tables.csv", "cells.csv", "figures/dot.png", "figures/dot.pdf"} <= set(links)
+    assert any(re.fullmatch(r"\.\./\.\./runs/[0-9a-f]{16}/", link) for link in links)
