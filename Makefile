@@ -57,8 +57,9 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
 	OMP_NUM_THREADS=1 timeout 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
 
-ui: setup  ## MLflow UI on 127.0.0.1:5000
-	"$(BIN)/python" -m mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///results/mlflow.db
+PORT ?= 5000
+ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)
+	"$(BIN)/fedprompt" ui --port $(PORT)
 
 perf: setup  ## speed, side by side in one run
 	"$(BIN)/fedprompt" perf

@@ -13,8 +13,11 @@ from fedprompt.datasets._registry import (
     is_prepared,
     load_dataset,
     load_labels,
+    name_folder,
     prepare,
+    short_name,
 )
+from fedprompt.datasets._skew import label_skew, shots_note
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._spec import PartitionSpec, parse_partition
 
@@ -31,12 +34,16 @@ __all__ = [
     "describe_dataset",
     "heat_map",
     "is_prepared",
+    "label_skew",
     "load_dataset",
     "load_labels",
     "make_partition",
+    "name_folder",
     "parse_partition",
     "plot_partition",
     "prepare",
+    "short_name",
+    "shots_note",
     "train_counts",
     "trained_classes",
 ]

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -12,11 +13,12 @@ from PIL import Image
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array
 from fedprompt.datasets._listing import Listing
-from fedprompt.datasets._store import new_store, open_store, write_images, write_rest
+from fedprompt.datasets._store import new_store, open_store, read_meta, write_images, write_rest
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.progress import track
 
 CHUNK = 256  # images in memory at a time
+UNCHANGED = "prepared before, and no file has changed since: nothing was decoded again"
 SHOWN = 10  # lines printed of a list of duplicates
 
 
@@ -84,10 +86,35 @@ class Preparation:
         return [f"    {c}: {train:,} train, {test:,} test" for c, (train, test) in zip(classes, pairs, strict=True)]
 
 
+def stored_preparation(name: str, source: str, store: Path, files: str) -> Preparation | None:
+    """The account of ``store``, if it was made from ``source`` when its files had the fingerprint ``files``."""
+    try:
+        meta = read_meta(store)
+    except (OSError, ValueError):
+        return None
+    if meta.get("files") != files or meta.get("source") != source:
+        return None
+    dataset = open_store(store)
+    labels, domains, is_test = map(np.asarray, (dataset.labels, dataset.domains, dataset.is_test))
+    listing = Listing([], labels, domains, is_test, dataset.class_names, dataset.domain_names)
+    return Preparation(
+        name,
+        source,
+        dataset,
+        _count(listing),
+        tuple(Duplicate(*pair) for pair in meta["duplicates"]),
+        tuple((path, reason) for path, reason in meta["unreadable"]),
+        (*meta["notes"], UNCHANGED),
+    )
+
+
 def build_store(
-    name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = ""
+    name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = "", files: str = ""
 ) -> Preparation:
-    """Decode every image once into ``store``; unreadable ones are listed, and left out only if ``skip_bad``."""
+    """Decode every image once into ``store``; unreadable ones are listed, and left out only if ``skip_bad``.
+
+    ``files`` stands for the state of the source's files, ``fingerprint`` for what must be the same whenever it is used.
+    """
     if not len(listing.labels):
         raise UserError(f"{name}: no images found in {source}")
     size = listing.images.shape[1] if isinstance(listing.images, np.ndarray) else common_size(listing.images)
@@ -100,7 +127,14 @@ def build_store(
         if complete:
             _check(name, readable)
             arrays = {"labels": readable.labels, "domains": readable.domains, "is_test": readable.is_test}
-            notes = {"source": source, "notes": readable.notes, "fingerprint": fingerprint}
+            duplicates = _duplicates(readable, [digest for digest in digests if digest])
+            notes: dict[str, Any] = {
+                "source": source,
+                "notes": readable.notes,
+                "fingerprint": fingerprint,
+                "files": files,
+            }
+            notes |= {"duplicates": [astuple(pair) for pair in duplicates], "unreadable": bad}
             write_rest(scratch, name, arrays, readable.class_names, readable.domain_names, **notes)
     return Preparation(
         name=name,

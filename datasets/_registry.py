@@ -1,8 +1,11 @@
 """Data sets by name: those that the suite knows, a user's folder, and those of installed packages."""
 
 import hashlib
+import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
@@ -14,8 +17,8 @@ from PIL import Image
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._images import to_array
-from fedprompt.datasets._listing import MissingDataError, image_files
-from fedprompt.datasets._prepare import Preparation, build_store
+from fedprompt.datasets._listing import MissingDataError, image_files, visible_tree
+from fedprompt.datasets._prepare import Preparation, build_store, stored_preparation
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._store import (
     is_store,
@@ -27,7 +30,7 @@ from fedprompt.datasets._store import (
     write_rest,
 )
 from fedprompt.harness.core.errors import UserError, unknown
-from fedprompt.harness.core.files import cache_dir
+from fedprompt.harness.core.files import cache_dir, write_atomic
 from fedprompt.harness.core.progress import track
 
 GROUP = "fedprompt.datasets"
@@ -46,7 +49,45 @@ def entry_points(*, group: str) -> metadata.EntryPoints:
 
 def dataset_names() -> list[str]:
     """Every name that :func:`load_dataset` knows, sorted; it knows any ``folder:PATH`` as well."""
-    return sorted({*EMBEDDED, *SOURCES, *_installed()})
+    return sorted({*EMBEDDED, *SOURCES, *_installed(), *named_folders()})
+
+
+def short_name(name: str) -> str:
+    """How tables, figures, MLflow and messages call a data set: by its name, or by that of its folder."""
+    if not name.startswith(FOLDER):
+        return name
+    path = name.removeprefix(FOLDER).partition(LAYOUT)[0]
+    return Path(path).expanduser().resolve().name or path
+
+
+def named_folders() -> dict[str, str]:
+    """``folder:PATH`` of each name that :func:`name_folder` gave."""
+    try:
+        names: dict[str, str] = json.loads(_names_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return names
+
+
+def name_folder(name: str, folder: str) -> None:
+    """Call the data set ``folder:PATH`` by ``name`` from now on, on this machine."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise UserError(f"{name!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
+    if name in {*EMBEDDED, *SOURCES, *_installed()}:
+        raise UserError(f"a data set is called {name!r} already; choose another name")
+    path, layout = _user_path(folder)
+    with one_writer(_names_file()):
+        names = {**named_folders(), name: f"{FOLDER}{path}{LAYOUT + layout if layout else ''}"}
+        write_atomic(_names_file(), json.dumps(names, indent=1, sort_keys=True).encode())
+
+
+def _names_file() -> Path:
+    return cache_dir() / "datasets" / "names.json"
+
+
+def _resolved(name: str) -> str:
+    """``folder:PATH`` of a name that stands for one."""
+    return named_folders().get(name, name)
 
 
 def describe_dataset(name: str) -> str:
@@ -56,6 +97,8 @@ def describe_dataset(name: str) -> str:
         return f"{source.classes:,} classes; needs {source.layout}{f' from {source.home}' if source.home else ''}"
     if name in EMBEDDED:
         return EMBEDDED[name]
+    if name in named_folders():
+        return f"your images in {named_folders()[name].removeprefix(FOLDER)}"
     return f"from an installed package ({_installed()[name].value})"
 
 
@@ -66,7 +109,7 @@ def load_dataset(name: str, *, root: Path | None = None, image_size: int | None 
     """
     if image_size is not None and image_size < 1:
         raise UserError(f"image_size={image_size} must be at least 1")
-    dataset = _load(name, root)
+    dataset = replace(_load(_resolved(name), root), name=short_name(name))
     return dataset if image_size in (None, dataset.image_size) else _resized(dataset, image_size)
 
 
@@ -77,7 +120,7 @@ def is_prepared(name: str) -> bool:
 
 def dataset_notes(name: str) -> tuple[str, ...]:
     """What its preparation noted: how a user's folder was understood, how the split was drawn, what was left out."""
-    store = _store_of(name)
+    store = _store_of(_resolved(name))
     return tuple(str(note) for note in read_meta(store).get("notes", ())) if (store / "meta.json").exists() else ()
 
 
@@ -106,14 +149,18 @@ def load_labels(name: str, root: Path | None = None) -> Dataset:
 
 
 def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Preparation:
-    """Check or fetch the files of a data set and write its store anew.
+    """Check or fetch the files of a data set and write its store, unless it was made from the same files.
 
     If files are unreadable and ``skip_bad`` is not set, nothing is written: the result lists them and has no dataset.
     """
-    if name.startswith(FOLDER):
-        folder, layout = _user_path(name)
-        fingerprint = _fingerprint(folder)  # before the files are read, so that a later change is noticed
-        return build_store(name, user_folder(folder, layout), str(folder), _store_of(name), skip_bad, fingerprint)
+    address = _resolved(name)
+    if address.startswith(FOLDER):
+        folder, layout = _user_path(address)
+        fingerprint = _fingerprint(image_files(folder), folder)  # before they are read, so that a change is noticed
+        where = str(folder), _store_of(address)
+        return stored_preparation(short_name(name), *where, fingerprint) or build_store(
+            short_name(name), user_folder(folder, layout), *where, skip_bad, fingerprint, fingerprint
+        )
     source = _public_source(name)
     root = _root(root)
     if root is None:
@@ -125,7 +172,11 @@ def prepare(name: str, root: Path | None = None, skip_bad: bool = False, downloa
             raise
         source.fetch(root)
         listing = source.listing(root)
-    return build_store(name, listing, str(source.find(root).resolve()), _store_of(name), skip_bad)
+    folder = source.find(root).resolve()
+    files = _fingerprint([place / file for place, files, _ in visible_tree(folder) for file in files], folder)
+    return stored_preparation(name, str(folder), _store_of(name), files) or build_store(
+        name, listing, str(folder), _store_of(name), skip_bad, files=files
+    )
 
 
 def _load(name: str, root: Path | None) -> Dataset:
@@ -138,7 +189,8 @@ def _load(name: str, root: Path | None) -> Dataset:
         return loader(root)
     store = _store_of(name)
     if name.startswith(FOLDER):
-        fingerprint = _fingerprint(_user_path(name)[0])
+        folder = _user_path(name)[0]
+        fingerprint = _fingerprint(image_files(folder), folder)
     else:
         fingerprint = ""
         _check_source(_public_source(name), _root(root), store)
@@ -211,10 +263,10 @@ def _user_path(name: str) -> tuple[Path, str]:
     return path, layout
 
 
-def _fingerprint(folder: Path) -> str:
-    """Names, sizes and times of a user's files, which may change between two runs."""
+def _fingerprint(files: Sequence[Path], folder: Path) -> str:
+    """Names, sizes and times of files below a folder, which may change between two runs."""
     digest = hashlib.sha256()
-    for path in image_files(folder):
+    for path in files:
         try:
             stat = path.stat()
             state = f"{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
@@ -251,13 +303,12 @@ def _not_prepared(source: Source) -> MissingDataError:
 
 def _resized(dataset: Dataset, size: int) -> Dataset:
     """The data set at another image size, from a store for this content and size."""
-    label = dataset.name.split(":")[0]
-    folder = cache_dir() / "resized" / f"{label}-{dataset.checksum[:16]}-{size}"
+    folder = cache_dir() / "resized" / f"{dataset.name}-{dataset.checksum[:16]}-{size}"
     if not is_store(folder):
         with one_writer(folder):
             if not is_store(folder):
                 _write_resized(dataset, size, folder)
-    return open_store(folder)
+    return replace(open_store(folder), name=dataset.name)
 
 
 def _write_resized(dataset: Dataset, size: int, folder: Path) -> None:

@@ -17,6 +17,8 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.model.weights import BackboneSpec, is_clip, offered
 from fedprompt.methods import Method, registry
 
+SIZES = ("clients=", "shots=", "test_shots=", "min_size=")  # keys of a partition that labels leave out
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -46,13 +48,24 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Its name in progress bars and messages."""
-        return f"{self.method} {self.dataset} {self.partition} seed {self.seed}"
+        """Its name in progress bars, messages and MLflow: short, and different early."""
+        return self.named(registry().title(self.method) if self.method in registry() else self.method)
+
+    def named(self, row: str) -> str:
+        """The label with another name of the row, such as a variant's."""
+        return f"{row} {_short_partition(self.partition)} s{self.seed} {self.protocol.head}"
 
     @property
     def phase(self) -> str:
         """`tune` where held-out training data are evaluated, `final` where test data are."""
         return "tune" if self.protocol.val_fraction else "final"
+
+
+def _short_partition(text: str) -> str:
+    """What tells partitions of one study apart: `m=2`, `alpha=0.3 unseen`; sizes are left out."""
+    kind, _, keys = text.partition(":")
+    shown = (key.replace("unseen=half", "unseen") for key in keys.split(",") if not key.startswith(SIZES))
+    return " ".join(filter(None, shown)) or kind
 
 
 def cell_from_json(text: str) -> Cell:

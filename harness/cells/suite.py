@@ -133,6 +133,17 @@ class Suite:
         """What is to be run: each cell once, even if several tables show it."""
         return list({planned.cell.hash: planned.cell for planned in self.planned()}.values())
 
+    def variants(self) -> dict[str, str]:
+        """Names of the cells that only ablations show, by hash: a variant's key, or `METHOD-ablation`."""
+        main = {
+            entry.cell.hash for entry in self.planned() if entry.setting.kind != "ablation" and not entry.row.params
+        }
+        return {
+            entry.cell.hash: entry.row.key if entry.row.params else f"{entry.row.key}-ablation"
+            for entry in self.planned()
+            if entry.cell.hash not in main
+        }
+
     def untuned(self) -> list[Planned]:
         """Entries that have the suite's own rates although others have tuned ones."""
         if not self.tuned:

@@ -9,7 +9,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
-                         (one list per placeholder), methods, policies, control,
+                         (one list per placeholder), label (of the column; default: the placeholders' values),
+                         methods, policies, control,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
                          published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside, those of
                          the ViT paper or of the CLIP paper), reference (of an ablation),
@@ -146,6 +147,7 @@ def _expand(
     levels = (raw.get("params", {}), entry.get("params", {}))
     params = {name: _params(name, levels, where) for name in registry().names()}
     protocol = {**raw.get("protocol", {}), **entry.get("protocol", {})}
+    named = [entry["label"]] if "label" in entry else []
     count = math.prod(len(entry[hole]) for hole in holes)
     if not 0 < count <= MOST:
         raise UserError(f"{where}: the placeholders of {text!r} make {count} settings; 1 to {MOST} are allowed.")
@@ -154,7 +156,7 @@ def _expand(
         _check_held_out(kind, text.format(**filling), where)
         yield Setting(
             table=entry["table"],
-            label=", ".join(f"{key}={value}" for key, value in filling.items()) or text,
+            label=", ".join([*named, *(f"{key}={value}" for key, value in filling.items())]) or text,
             dataset=entry["dataset"],
             partition=text.format(**filling),
             rows=rows,

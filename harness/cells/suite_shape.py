@@ -61,7 +61,14 @@ SUITE = {
 }
 SETTING = {
     **{"table": TEXT, "dataset": TEXT, "partition": TEXT, "kind": TEXT, "methods": METHODS, "published": TEXT},
-    **{"reference": TEXT, "protocol": FIELDS, "params": PARAMS, "policies": NAMED_POLICIES, "control": TEXT},
+    **{
+        "reference": TEXT,
+        "label": TEXT,
+        "protocol": FIELDS,
+        "params": PARAMS,
+        "policies": NAMED_POLICIES,
+        "control": TEXT,
+    },
 }
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
 TUNING = {"seeds": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID}

@@ -20,11 +20,12 @@ from fedprompt.harness.cli import (
     run,
     sync,
     tune,
+    ui,
 )
 from fedprompt.harness.cli._parser import Parser
 from fedprompt.harness.core.errors import UserError
 
-COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, pretrain, perf)
+COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, ui, pretrain, perf)
 EXAMPLES = """examples:
   fedprompt methods
   fedprompt run --method fedvpt --dataset glyph-domains --partition domains:m=2

@@ -1,10 +1,14 @@
 """Runs cells for `fedprompt run` and `fedprompt bench`: with bars, recorded in MLflow, failures named."""
 
+import json
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
+
+from fedprompt.harness.cli._remaining import Remaining
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -13,35 +17,76 @@ if TYPE_CHECKING:
     from fedprompt.harness.cells.executor import CellOutcome
     from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.cells.site import Site
+    from fedprompt.harness.cells.suite import Suite
 
 
 class CellBars:
-    """One bar for all cells and one for each that is running. An observer of a session."""
+    """One bar for all cells and one for each that is running; without a terminal, one line per cell that ended.
 
-    def __init__(self, bars: "Progress", total: int) -> None:
+    An observer of a session.
+    """
+
+    def __init__(
+        self,
+        bars: "Progress",
+        cells: "Sequence[Cell]",
+        finished: Collection[str],
+        names: Mapping[str, str],
+        flops: Mapping[str, float],
+    ) -> None:
+        """``finished`` has the hashes of cells that ended before, ``names`` labels that differ from the cells' own."""
         self._bars = bars
-        self._all_cells = bars.add_task("cells", total=total)
+        unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished}
+        self._labels = {key: names.get(key, cell.label) for key, cell in unfinished.items()}
+        self._remaining, self._begun = Remaining(unfinished, flops), monotonic()
+        self._ended, self._total = len(finished), len(cells)
+        self._all_cells = bars.add_task("cells", total=len(cells), completed=len(finished), until=None)
         self._running: dict[str, TaskID] = {}  # by hash, which is also the name of the run folder
 
     def round(self, cell: "Cell", progress: "RoundProgress") -> None:
+        self._remaining.round(progress)
         if cell.hash not in self._running:
-            self._running[cell.hash] = self._bars.add_task(cell.label, total=progress.rounds)
+            self._running[cell.hash] = self._bars.add_task(self._labels[cell.hash], total=progress.rounds)
         self._bars.update(self._running[cell.hash], completed=progress.round)
+        self._show_left()
 
     def finish(self, folder: Path) -> None:
+        if folder.name not in self._labels:  # finished before this session
+            return
         self._end(folder.name)
+        if self._bars.disable and self._total > 1:
+            summary = json.loads((folder / "summary.json").read_text())
+            self._say(f"{self._labels[folder.name]}: Average {100 * summary['average']:.2f} %{self._time()}")
 
     def failed(self, cell: "Cell", reason: str) -> None:
         from fedprompt.harness.federation.rounds import failure_state
 
         self._end(cell.hash)
-        line = f"{failure_state(reason)}: {cell.label}: {reason.removeprefix('diverged ')}"
+        line = f"{failure_state(reason)}: {self._labels[cell.hash]}: {reason.removeprefix('diverged ')}"
         self._bars.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _end(self, cell_hash: str) -> None:
-        self._bars.advance(self._all_cells)
+        self._ended += 1
+        self._remaining.end(cell_hash)
+        self._bars.update(self._all_cells, completed=self._ended)
         if cell_hash in self._running:
             self._bars.remove_task(self._running.pop(cell_hash))
+        self._show_left()
+
+    def _show_left(self) -> None:
+        left = self._remaining.seconds
+        if left is not None:
+            self._bars.update(self._all_cells, until=monotonic() + left)
+
+    def _time(self) -> str:
+        from fedprompt.harness.core.text import duration
+
+        left = self._remaining.seconds
+        about = f", about {duration(left)} left" if left else ""
+        return f"; {duration(monotonic() - self._begun)} so far{about}"
+
+    def _say(self, line: str) -> None:
+        print(f"{self._ended}/{self._total} {line}", file=sys.stderr, flush=True)
 
 
 def run_and_record(
@@ -49,7 +94,7 @@ def run_and_record(
     site: "Site",
     args: Namespace,
     restart: Collection[str],
-    suite: str,
+    suite: "Suite | None" = None,
     workers: int = 1,
     executor: str = "local",
 ) -> "list[CellOutcome]":
@@ -62,11 +107,19 @@ def run_and_record(
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.tracker import Tracker
 
-    finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in restart]
+    finished = {cell.hash for cell in finished_cells(cells, site.out) if cell.hash not in restart}
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
+    without_data = check_inputs([cell for cell in cells if cell.hash not in finished], site)
+    cells = [cell for cell in cells if cell.hash not in without_data]
+    variants = suite.variants() if suite else {}
+    names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
+    flops = _flops([cell for cell in cells if cell.hash not in finished], site)
     with progress() as bars:
-        observers: list[Observer] = [CellBars(bars, len(cells)), Tracker(tracking_uri(args), site.out, suite, restart)]
+        observers: list[Observer] = [
+            CellBars(bars, cells, finished, names, flops),
+            Tracker(tracking_uri(args), site.out, suite.name if suite else "", restart, variants),
+        ]
         outcomes = run_cells(
             cells,
             site,
@@ -74,9 +127,57 @@ def run_and_record(
             workers=workers,
             executor=executor,
             restart=restart,
-            report_unstarted=bool(suite),
+            report_unstarted=suite is not None,
         )
     for outcome in outcomes:
         if outcome.locked:
             print(f"not run: {outcome.error}", file=sys.stderr)
+    return [*outcomes, *without_data.values()]
+
+
+def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcome]":
+    """Look for weights and data before any cell runs, so that what is missing is said once.
+
+    Returns the outcomes of cells whose data are missing, by hash; raises if there are no others, or no weights.
+    """
+    from fedprompt.datasets import MissingDataError, load_labels, parse_partition, short_name, shots_note
+    from fedprompt.harness.cells.executor import CellOutcome
+    from fedprompt.harness.cells.folder import run_folder
+    from fedprompt.harness.model.weights import load_backbone
+
+    for spec in dict.fromkeys(cell.backbone for cell in cells):
+        if spec.weights == "hub":  # fetched here, so that a missing network is noticed before any image is read
+            load_backbone(spec)
+    missing: dict[str, MissingDataError] = {}
+    for name in dict.fromkeys(cell.dataset for cell in cells):
+        try:
+            dataset = load_labels(name, site.data_root)
+        except MissingDataError as error:
+            missing[name] = error
+            continue
+        for partition, seed in {cell.partition: cell.seed for cell in cells if cell.dataset == name}.items():
+            if note := shots_note(parse_partition(partition), dataset, seed):
+                print(f"note: {note}", file=sys.stderr)
+    outcomes = {
+        cell.hash: CellOutcome(cell, run_folder(site.out, cell), str(missing[cell.dataset]))
+        for cell in cells
+        if cell.dataset in missing
+    }
+    if outcomes and len(outcomes) == len(cells):
+        raise next(iter(missing.values()))
+    for name, reason in missing.items():
+        count = sum(cell.dataset == name for cell in cells)
+        print(f"not run: {count} cells of {short_name(name)}: {reason}", file=sys.stderr)
     return outcomes
+
+
+def _flops(cells: "Sequence[Cell]", site: "Site") -> dict[str, int]:
+    """What the cells cost, to tell how long they take; nothing for a single cell, and where it cannot be counted."""
+    if len(cells) < 2:
+        return {}
+    from fedprompt.harness.planning.plan import count_flops
+
+    try:
+        return count_flops(cells, site)
+    except Exception:  # bad input, or a method that shapes alone do not satisfy: the cells themselves report it
+        return {}

@@ -42,13 +42,20 @@ def bench(args: Namespace) -> int:
     from rich.console import Console
 
     from fedprompt.harness.cli._progress import run_and_record
-    from fedprompt.harness.report import write_report
+    from fedprompt.harness.report.reuse import still_holds
 
     suite = options.whole_suite(args)
     cells = options.selection(suite, args).cells()
     restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
-    outcomes = run_and_record(cells, options.make_site(args), args, restart, suite.name, args.workers, args.executor)
-    write_report(suite, options.tracking_uri(args), args.out, Console())
+    outcomes = run_and_record(cells, options.make_site(args), args, restart, suite, args.workers, args.executor)
+    shown = still_holds(suite, options.tracking_uri(args), args.out)
+    if shown is not None:
+        print(shown, end="")
+        print(f"Nothing new since then; `fedprompt report {suite.argument}` writes the report anew.")
+    else:
+        from fedprompt.harness.report import write_report
+
+        write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0
 
 

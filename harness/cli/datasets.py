@@ -70,14 +70,17 @@ def _describe(dataset: "Dataset", console: "Console") -> None:
 
 
 def _describe_partition(dataset: "Dataset", args: Namespace, console: "Console") -> None:
-    from fedprompt.datasets import make_partition, parse_partition, plot_partition
+    from fedprompt.datasets import label_skew, make_partition, parse_partition, plot_partition, shots_note
 
     partition = make_partition(parse_partition(args.partition), dataset, args.seed)
     train, test = ([len(images) for images in split] for split in (partition.train, partition.test))
     console.print(
         f"{args.partition}, seed {args.seed}: {partition.num_clients} clients with {min(train)} to {max(train)} "
-        f"training and {min(test)} to {max(test)} test images each, hash {partition.hash[:16]}"
+        f"training and {min(test)} to {max(test)} test images each, label skew {label_skew(partition, dataset):.2f}, "
+        f"hash {partition.hash[:16]}"
     )
+    if note := shots_note(parse_partition(args.partition), dataset, args.seed):
+        console.print(note)
     if args.plot is not None:
         plot_partition(partition, dataset, args.plot)
         console.print(f"drawn to {args.plot}")

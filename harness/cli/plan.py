@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.text import bytes_text, scaled
+from fedprompt.harness.core.text import bytes_text, duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from fedprompt.harness.cells.site import Site
+    from fedprompt.harness.cells.suite import Suite
     from fedprompt.harness.cli._parser import Commands
+    from fedprompt.harness.planning.plan import Plan
 
 Line = Mapping[str, Any]  # of `Plan.frame`
 WIDTH = 112  # columns that the tables take, also when standard output is no terminal
@@ -44,12 +47,35 @@ def plan(args: Namespace) -> None:
     from fedprompt.harness.planning.plan import plan_suite
 
     site = options.make_site(args)
-    planned = plan_suite(options.selected_suite(args), site, args.workers, args.flops)
+    suite = options.selected_suite(args)
+    planned = plan_suite(suite, site, args.workers, args.flops)
     crew = "1 worker" if args.workers == 1 else f"{args.workers} workers"
     pace = f"at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
     lines: Any = planned.frame().to_dict("records")
     console = Console(highlight=False)
-    print_plan(lines, planned.seconds, pace, planned.notes, Console(highlight=False, width=max(console.width, WIDTH)))
+    notes = (*planned.notes, *_tuning_note(suite, planned, site, 1 if args.flops else args.workers))
+    print_plan(lines, planned.seconds, pace, notes, Console(highlight=False, width=max(console.width, WIDTH)))
+
+
+def _tuning_note(suite: "Suite", planned: "Plan", site: "Site", workers: int) -> list[str]:
+    """What `fedprompt tune` would cost: the cells of all trials, at the pace of the method's own."""
+    from fedprompt.harness.planning.plan import count_flops
+    from fedprompt.harness.tuning.search import searches
+
+    open_searches = searches(suite)
+    cells = [cell for search in open_searches for cell in search.base]
+    if not cells:
+        return []
+    counted = count_flops(cells, site)
+    flops = {search.key: search.trials * sum(counted[c.hash] for c in search.base) for search in open_searches}
+    total, trials = sum(flops.values()), sum(search.trials * len(search.base) for search in open_searches)
+    pace = [(plan.seconds, plan.flops) for plan in planned.cells.values() if not plan.finished]
+    speed = sum(seconds for seconds, _ in pace) / max(1, sum(flops for _, flops in pace))
+    time = f", about {duration(speed * total / workers)}" if pace else ""
+    return [
+        f"Not included: `fedprompt tune {suite.argument}`, {len(open_searches)} studies with {trials} cells in all, "
+        f"{scaled(total, 'FLOP')}{time}"
+    ]
 
 
 def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence[str], console: "Console") -> None:
@@ -97,10 +123,3 @@ def _work(line: Line, payload: Sequence[str]) -> list[str]:
 def _sums(lines: Sequence[Line]) -> Line:
     keys = ("cells", "finished", "images", "flops", "bytes_sent", "seconds")
     return {key: sum(line[key] for line in lines) for key in keys}
-
-
-def duration(seconds: float) -> str:
-    for size, name in ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.1f} s"

@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     backbone = backbone_spec(args.backbone, args.weights, args.image_size)
     where = (args.method, args.dataset, args.partition, backbone)
     cell = make_cell(*where, args.seed, params, protocol, args.policy)
-    [outcome] = run_and_record([cell], make_site(args), args, {cell.hash} if args.restart else (), suite="")
+    [outcome] = run_and_record([cell], make_site(args), args, {cell.hash} if args.restart else ())
     if outcome.error:
         if not outcome.folder.exists():
             raise UserError(outcome.error)

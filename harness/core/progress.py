@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from time import monotonic
 from typing import TypeVar
 
 from rich.console import Console
@@ -10,20 +12,36 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 T = TypeVar("T")
 
 
+class LeftColumn(TimeRemainingColumn):
+    """The remaining time, counted down to the moment that a task names as ``until``; without one, rich's own guess."""
+
+    max_refresh = 0.0
+
+    def render(self, task: Task) -> Text:
+        if "until" not in task.fields:
+            return super().render(task)
+        until = task.fields["until"]
+        left = "-:--:--" if until is None else str(timedelta(seconds=max(0, round(until - monotonic()))))
+        return Text(left, style="progress.remaining")
+
+
 def progress(*columns: ProgressColumn) -> Progress:
     """Bars to be used as a context manager. ``columns`` replace the usual counts and times."""
-    usual = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    usual = (MofNCompleteColumn(), TimeElapsedColumn(), LeftColumn())
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)),
+        BarColumn(14),  # so that counts and times fit 80 columns
         *(columns or usual),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),

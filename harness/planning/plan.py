@@ -7,6 +7,7 @@ are what `cost` counts for an image of each kind of pass, times these images.
 import heapq
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,20 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.planning.calibration import Job, Overhead, Price, measure_overhead, prices, structure
+from fedprompt.harness.planning.calibration import (
+    Job,
+    Overhead,
+    Price,
+    count_passes,
+    measure_overhead,
+    prices,
+    structure,
+)
 from fedprompt.harness.planning.cost import Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 
+BUSY = 0.5  # processes per core that make a machine busy
 EMBEDDED = ("glyph-domains", "glyph-100")
 
 
@@ -120,6 +130,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         jobs[key] = _joined(jobs.get(key), cell, count, tally)
     done = [is_done(run_folder(site.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
+    busy = _busy(os.getloadavg()[0], os.cpu_count() or 1) if timed else ()
     job_prices, started = prices(list(jobs.values()), site, workers, timed)
     price_of = dict(zip(jobs, job_prices, strict=True))
     overhead = _overhead(data) if timed else Overhead()
@@ -130,8 +141,32 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         cell_plans[name] = replace(untimed, seconds=seconds)
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
     together = sum(left) if not timed else makespan(left, workers) + started + overhead.start
-    notes = tuple(known.note for known in data.values() if known.note)
+    notes = tuple(known.note for known in data.values() if known.note) + busy
     return Plan(cell_plans, lines, together, notes)
+
+
+def _busy(load: float, cores: int) -> tuple[str, ...]:
+    """A note if other programs were running before the machine was timed."""
+    if load < BUSY * cores:
+        return ()
+    return (
+        f"This machine was busy before it was timed (load {load:.1f} on {cores} cores), so the times are too long for "
+        "an idle one; plan again when it is idle",
+    )
+
+
+def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
+    """FLOPs of every cell, by hash, counted without timing anything."""
+    data = {name: labelled(name, site.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)}
+    costs: dict[str, Cost] = {}
+    flops = {}
+    for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
+        classes = classes_of(cell, data[cell.dataset])
+        job = _joined(None, cell, classes, tally)
+        key = json.dumps([_key(cell, classes), sorted(tally.images)])
+        costs[key] = costs.get(key) or count_passes(job)
+        flops[cell.hash] = CellPlan(cell, tally, costs[key]).flops
+    return flops
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:

@@ -11,11 +11,24 @@
     writers/                     the document for the terminal, as Markdown, LaTeX and HTML
     reference, against           a published run of a suite, and one's own beside it
     write                        all of the above in order
+    reuse                        whether the last report still holds
 
 Tables need only the tracking URI, the tuned values and the printed ones. Figures of partitions and of compute also need
 the data sets; a figure whose data are not at hand is left out with a note.
 """
 
-from fedprompt.harness.report.write import write_report
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedprompt.harness.report.write import write_report
 
 __all__ = ["write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """At first use, because matplotlib and scipy take seconds."""
+    if name != "write_report":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedprompt.harness.report.write import write_report
+
+    return write_report

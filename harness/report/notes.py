@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedprompt.datasets import parse_partition
+from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
@@ -142,7 +142,7 @@ def tuned_section(
     methods = list({row.method: row.title for row in suite.rows if row.key == row.method}.items())
     columns = tuple(
         Column(
-            dataset,
+            short_name(dataset),
             f"{partition}, {head} head",
             tuple(Entry(_values(suite.tuned.get((method, dataset, partition, head)))) for method, _ in methods),
         )
@@ -187,10 +187,12 @@ def provenance(suite: Suite, results: pd.DataFrame, figures: tuple["WrittenFigur
         Column("Partition's hash", f"seed {seed}", tuple(_hash_entry(hashes.get((*line, seed), [])) for line in lines))
         for seed in suite.seeds
     ]
-    grid = Grid("partitions", "Partitions", tuple(f"{d} {p}" for d, p in lines), tuple(columns), corner="Setting")
+    grid = Grid(
+        "partitions", "Partitions", tuple(f"{short_name(d)} {p}" for d, p in lines), tuple(columns), corner="Setting"
+    )
     finished = results[results["status"] == "finished"].drop_duplicates("dataset")
     data = [
-        f"Data {row['dataset']}: checksum {row['data_checksum'] or 'not recorded'}."
+        f"Data {short_name(row['dataset'])}: checksum {row['data_checksum'] or 'not recorded'}."
         for row in finished.to_dict("records")
     ]
     text = "Every cell with its hash, commit and numbers is in cells.csv, every number of the tables in tables.csv."

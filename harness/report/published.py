@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedprompt.datasets import parse_partition
+from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
 from fedprompt.harness.report.accuracies import protocol_of
@@ -188,7 +188,7 @@ def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDiffere
     share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
     whole = str(replace(spec, shots=0, test_shots=0, unseen="none"))
     compared = {  # ours, the paper's
-        "data set": (setting.dataset.replace(paper.dataset, dataset), dataset),
+        "data set": (short_name(setting.dataset).replace(paper.dataset, dataset), dataset),
         "partition": (whole, paper.partition or whole),
         "backbone": (_architecture(backbone.name), paper.backbone),
         "weights": ("random" if backbone.weights == "random" else "pretrained", "pretrained"),

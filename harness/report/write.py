@@ -1,5 +1,6 @@
 """The report of a suite: `<out>/report/<suite>/` and the terminal."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise_suite
+from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import write_figures
+from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
@@ -24,6 +27,7 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
 
     A report that would lose numbers is printed, but does not replace the one that has them.
     """
+    stamp = make_stamp(suite, uri, out, accept_code)  # before anything is read, so that a later run is noticed
     recorded = collect(suite, uri, out, accept_code)
     results = recorded.results
     folder = out / "report" / suite.name
@@ -42,9 +46,16 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
     latex.write(document, folder)
     _write(folder / "tables.csv", _tables_csv(suite, summary.numbers))
     _write(folder / "cells.csv", _csv(results.drop(columns="column")))
+    _show(document, folder, console)
+    text = Console(file=io.StringIO(), width=console.width)
+    _show(document, folder, text)
+    write_stamp(folder, stamp, text.file.getvalue())  # type: ignore[attr-defined]
+    return folder / "index.html"
+
+
+def _show(document: Document, folder: Path, console: Console) -> None:
     terminal.show(document, console)
     console.print(f"Report: {folder / 'index.html'} (also report.md, report.tex, tables.csv)", soft_wrap=True)
-    return folder / "index.html"
 
 
 def _loss(earlier: Path, results: pd.DataFrame) -> str:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fedprompt.datasets import short_name
 from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.federation.metrics import per_round, trained_reading
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import DatasetInput, Metric, Run
 
 ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "summary.json", "partition.npz")
+DIGEST = 16  # digits of a checksum that MLflow shows
 CURVES = ("loss", "average", "worst_local", "bytes_down", "bytes_up")
 
 LONGEST = 250  # characters of a metric's name
@@ -77,6 +79,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
         "partition": cell.partition,
         "seed": str(cell.seed),
         "phase": cell.phase,
+        "head": cell.protocol.head,
         "backbone": cell.backbone.name,
         "weights": cell.backbone.weights,
         "code": cell.code,
@@ -108,6 +111,16 @@ def curve_metrics(run: "Run", rows: Mapping[int, Row]) -> list["Metric"]:
 
 def final_metrics(run: "Run", finished: FinishedRun) -> list["Metric"]:
     return _metrics(run, {finished.cell.protocol.rounds: finished.numbers})
+
+
+def dataset_input(finished: FinishedRun) -> "DatasetInput":
+    """The data set as MLflow lists them; its digest is the beginning of the checksum."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    cell, checksum = finished.cell, str(finished.summary["data_checksum"])
+    source = json.dumps({"dataset": cell.dataset, "partition": cell.partition, "checksum": checksum})
+    dataset = Dataset(short_name(cell.dataset), checksum[:DIGEST], "fedprompt", source)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "training and evaluation")])
 
 
 def _metrics(run: "Run", rows: Mapping[int, Row], prefix: str = "") -> list["Metric"]:

@@ -8,6 +8,7 @@ from typing import Any
 from fedprompt.harness.core.files import write_atomic
 
 MARKER = "tracked.json"
+MAIN = "main"  # the tag `variant` of runs that main tables show
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Entry:
     suites: tuple[str, ...] = ()
     group: dict[str, str] = field(default_factory=dict)  # tags that say where the run belongs, such as under a parent
     run: str = ""  # MLflow's id
+    variant: str = ""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Entry":
@@ -29,12 +31,14 @@ class Entry:
 class Marker:
     suites: list[str] = field(default_factory=list)  # that the run belongs to; `fedprompt sync` cannot know them
     stores: dict[str, Entry] = field(default_factory=dict)  # by URI, without user name and password
+    variant: str = ""  # the name of a cell that only ablations show; MAIN if a main table shows it
 
     @classmethod
     def read(cls, folder: Path) -> "Marker":
         try:
-            values = {"suites": [], "stores": {}, **json.loads((folder / MARKER).read_text())}
-            return cls(values["suites"], {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()})
+            values = {"suites": [], "variant": "", "stores": {}, **json.loads((folder / MARKER).read_text())}
+            stores = {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()}
+            return cls(values["suites"], stores, values["variant"])
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, AttributeError):  # damaged: recording the run again has no effect

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from fedprompt.datasets import short_name
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
 
@@ -102,7 +103,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def experiment_name(dataset: str) -> str:
-    return f"fedprompt/{dataset}"
+    return f"fedprompt/{short_name(dataset)}"
 
 
 class FoundRuns(NamedTuple):

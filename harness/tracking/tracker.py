@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.cell import Cell, cell_from_json
 from fedprompt.harness.cells.folder import REMEDY, is_done, run_folder
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.tracking.contents import (
@@ -23,9 +24,10 @@ from fedprompt.harness.tracking.contents import (
     cell_params,
     cell_tags,
     curve_metrics,
+    dataset_input,
     final_metrics,
 )
-from fedprompt.harness.tracking.marker import Entry, Marker
+from fedprompt.harness.tracking.marker import MAIN, Entry, Marker
 from fedprompt.harness.tracking.store import (
     alone,
     connect,
@@ -36,6 +38,7 @@ from fedprompt.harness.tracking.store import (
     make_database,
     public,
 )
+from fedprompt.harness.tracking.view import view_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,9 +72,19 @@ class _Live:
 class Tracker:
     """Records the cells of one command. A store that does not answer costs a warning, never the run."""
 
-    def __init__(self, uri: str, out: Path, suite: str = "", restarted: Collection[str] = ()) -> None:
-        """``restarted`` has the hashes of cells whose earlier results are unwanted, also if they fail now."""
-        self.uri, self.out, self.suite, self._restarted = uri, out, suite, restarted
+    def __init__(
+        self,
+        uri: str,
+        out: Path,
+        suite: str = "",
+        restarted: Collection[str] = (),
+        variants: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``restarted`` has the hashes of cells whose earlier results are unwanted, also if they fail now.
+
+        ``variants`` names the cells that only ablations show, by hash, so that they are not taken for their method.
+        """
+        self.uri, self.out, self.suite, self._restarted, self._variants = uri, out, suite, restarted, variants
         self._client: MlflowClient | None = None
         self._experiments: dict[str, Experiment] = {}
         self._live: dict[str, _Live] = {}
@@ -93,15 +106,22 @@ class Tracker:
 
     def record(self, folder: Path) -> Recorded:
         try:
+            cell, marker = cell_from_json((folder / "cell.json").read_text()), Marker.read(folder)
+            self._mark(cell, marker, folder)
+            if self._try(lambda: self._is_present(cell, marker), cell):
+                return "present"
             finished = FinishedRun.read(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             _warn(f"{folder} cannot be read ({first_line(error)}); not recorded. {REMEDY}")
             return "failed"
-        marker = Marker.read(folder)
-        if self.suite and self.suite not in marker.suites:
-            marker.suites = sorted([*marker.suites, self.suite])
-            _write(marker, folder)  # also if the store is away: `sync` does not know the suite
-        return self._try(lambda: self._record(finished, marker), finished.cell) or "failed"
+        return self._try(lambda: self._record(finished, marker), cell) or "failed"
+
+    def _mark(self, cell: Cell, marker: Marker, folder: Path) -> None:
+        """Note what only this command knows, also if the store is away: `sync` does not know the suite."""
+        variant = MAIN if marker.variant == MAIN else self._variants.get(cell.hash, MAIN)
+        if self.suite and (self.suite not in marker.suites or variant != marker.variant):
+            marker.suites, marker.variant = sorted({*marker.suites, self.suite}), variant
+            _write(marker, folder)
 
     def failed(self, cell: Cell, reason: str) -> None:
         """Record that ``cell`` stopped with an error, unless an earlier run of it is finished."""
@@ -159,6 +179,9 @@ class Tracker:
                 # A server has its own place for artifacts; a bare database has none.
                 place = (self.out / "mlartifacts").resolve().as_uri() if is_database(self.uri) else None
                 experiment = self._create_experiment(name, place)
+            for key, value in view_tags().items():
+                if experiment.tags.get(key) != value:
+                    self._store.set_experiment_tag(experiment.experiment_id, key, value)
             self._experiments[dataset] = experiment
         return self._experiments[dataset]
 
@@ -174,6 +197,9 @@ class Tracker:
     def _group(self, cell: Cell) -> Mapping[str, str]:  # noqa: ARG002
         """Tags that say where the cell's run belongs, such as under a parent; for subclasses."""
         return {}
+
+    def _run_name(self, cell: Cell, variant: str) -> str:
+        return cell.label if variant == MAIN else cell.named(variant)
 
     def _find(self, cell: Cell) -> "Run | None":
         """The run of the cell, the finished one where there are several.
@@ -198,8 +224,9 @@ class Tracker:
         return run
 
     def _create(self, cell: Cell, started: float, suites: Iterable[str]) -> "Run":
-        tags = {**cell_tags(cell), **self._group(cell), "suite": ", ".join(suites)}
-        name = f"{cell.method} {cell.partition} seed {cell.seed}"
+        variant = self._variants.get(cell.hash, MAIN)
+        tags = {**cell_tags(cell), **self._group(cell), "suite": ", ".join(suites), "variant": variant}
+        name = self._run_name(cell, variant)
         experiment = self._experiment(cell.dataset).experiment_id
         return self._store.create_run(experiment, int(started * 1000), tags, name)
 
@@ -216,15 +243,18 @@ class Tracker:
         live.waiting = {}
         return live.run
 
-    def _record(self, finished: FinishedRun, marker: Marker) -> Recorded:
-        cell, key = finished.cell, public(self.uri)
+    def _entry(self, cell: Cell, marker: Marker) -> Entry:
         experiment = self._experiment(cell.dataset)
         # The time tells a database that was deleted and made again from the one that has the run.
         identity = f"{experiment.experiment_id}@{experiment.creation_time}"
-        entry = Entry(identity, tuple(marker.suites), dict(self._group(cell)))
-        stored = marker.stores.get(key)
-        if stored is not None and replace(stored, run="") == entry:
-            return "present"
+        return Entry(identity, tuple(marker.suites), dict(self._group(cell)), variant=marker.variant or MAIN)
+
+    def _is_present(self, cell: Cell, marker: Marker) -> bool:
+        stored = marker.stores.get(public(self.uri))
+        return stored is not None and replace(stored, run="") == self._entry(cell, marker)
+
+    def _record(self, finished: FinishedRun, marker: Marker) -> Recorded:
+        cell, key, entry = finished.cell, public(self.uri), self._entry(finished.cell, marker)
         live = self._live.pop(cell.hash, _Live())
         run = self._begun(cell, live)
         if run and _is_finished(run) and run.data.tags.get("records") != finished.digest:
@@ -235,7 +265,7 @@ class Tracker:
             run = run or self._create(cell, finished.started, entry.suites)
             self._complete(run, finished, live)
             answer = "recorded"
-        self._label(run, entry)
+        self._label(run, entry, self._run_name(cell, entry.variant))
         marker.stores[key] = replace(entry, run=run.info.run_id)
         _write(marker, finished.folder)
         return answer
@@ -246,6 +276,7 @@ class Tracker:
         rest = {round_: row for round_, row in finished.curves.items() if round_ not in known}
         metrics = curve_metrics(run, rest) + final_metrics(run, finished)
         self._log(run, metrics, cell_params(finished.cell), finished.tags)
+        self._store.log_inputs(run.info.run_id, [dataset_input(finished)])
         for name in ARTIFACTS:
             if (finished.folder / name).exists():
                 self._store.log_artifact(run.info.run_id, str(finished.folder / name))
@@ -253,9 +284,11 @@ class Tracker:
             self._store.delete_tag(run.info.run_id, name)
         self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
 
-    def _label(self, run: "Run", entry: Entry) -> None:
-        """Tags that a finished run may still get: its group and further suites."""
-        for name, value in entry.group.items():
+    def _label(self, run: "Run", entry: Entry, run_name: str) -> None:
+        """What a finished run may still get: its group, further suites, another variant and so another name."""
+        if run.info.run_name != run_name:
+            self._store.update_run(run.info.run_id, name=run_name)
+        for name, value in {**entry.group, "variant": entry.variant}.items():
             if run.data.tags.get(name) != value:
                 self._store.set_tag(run.info.run_id, name, value)
         known_suites = set(filter(None, run.data.tags.get("suite", "").split(", ")))

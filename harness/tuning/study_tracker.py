@@ -63,6 +63,12 @@ class StudyTracker(Tracker):
         values = {f"search.{name}": str(value) for name, value in point.items()}
         return {PARENT: self._parent(search), "study": search.name, **values}
 
+    def _run_name(self, cell: Cell, variant: str) -> str:
+        """Trials of a study differ in their values."""
+        point = self._origins[cell.hash][1] if cell.hash in self._origins else {}
+        values = (f"{name}={f'{value:.3g}' if isinstance(value, float) else value}" for name, value in point.items())
+        return " ".join((super()._run_name(cell, variant), *values))
+
     def _parent(self, search: Search) -> str:
         if search.digest not in self._parents:
             experiment = self._experiment(search.key[1]).experiment_id
@@ -81,7 +87,9 @@ class StudyTracker(Tracker):
         params = {"sampler": search.sampler, "seeds": ", ".join(str(cell.seed) for cell in search.base)}
         params |= {f"grid.{name}": ", ".join(map(str, values)) for name, values in search.grid.items()}
         params |= {f"default.{name}": str(value) for name, value in search.default.items()}
-        run = self._store.create_run(experiment, tags=tags, run_name=f"study {search.key[0]} {search.key[2]}")
+        run = self._store.create_run(
+            experiment, tags=tags, run_name=f"study: {search.base[0].label.rsplit(' s', 1)[0]} {search.key[3]}"
+        )
         self._store.log_batch(run.info.run_id, params=[Param(name, value) for name, value in params.items()])
         return str(run.info.run_id)
 

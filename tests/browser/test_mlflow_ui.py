@@ -34,11 +34,24 @@ def test_experiments_are_named_after_data_sets(browser: Any, mlflow_ui: str) -> 
 
 
 def test_which_methods_ran_at_m_2(runs_page: Any) -> None:
-    text = runs_page("tags.partition LIKE 'domains:m=2%' and tags.phase = 'final'", "pfedbayespt domains:m=2")
-    assert "fedvpt domains:m=2" in text
+    text = runs_page("tags.partition LIKE 'domains:m=2%' and tags.phase = 'final'", "pFedBayesPT m=2")
+    assert "FedVPT m=2" in text
     assert "m=6" not in text.split("Run Name")[-1]
 
 
 def test_how_seed_1_of_fedvpt_went(runs_page: Any) -> None:
-    text = runs_page("tags.method = 'fedvpt' and tags.seed = '1'", "fedvpt domains:m=2,shots=1,test_shots=2 seed 1")
-    assert "seed 0" not in text.split("Run Name")[-1]
+    text = runs_page("tags.method = 'fedvpt' and tags.seed = '1'", "FedVPT m=2 s1")
+    assert " s0 " not in text.split("Run Name")[-1]
+
+
+def test_the_printed_link_opens_on_runs_with_their_accuracies(browser: Any, mlflow_ui: str, results: Any) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    from fedprompt.harness.cli.ui import _links
+
+    [line] = _links(mlflow_ui, f"sqlite:///{results / 'mlflow.db'}")
+    browser.get(line.split()[-1])
+    WebDriverWait(browser, 90).until(lambda page: "FedVPT m=2 s1" in page.find_element("tag name", "body").text)
+    text = browser.find_element("tag name", "body").text
+    assert "average" in text
+    assert "worst_local" in text

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedprompt.datasets import load_dataset, prepare
+from fedprompt.datasets import _prepare, load_dataset, prepare
 from fedprompt.harness.core.errors import UserError
 
 
@@ -81,3 +81,22 @@ def test_one_image_per_class_leaves_nothing_to_test(tmp_path: Path) -> None:
     noise(tmp_path / "cat" / "0.png", 0)
     with pytest.raises(UserError, match="nothing is left for a test split"):
         prepare(f"folder:{tmp_path}")
+
+
+def test_unchanged_files_are_not_decoded_again(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pets / "train/cat/1.png").write_bytes(b"")
+    noise(pets / "test" / "cat" / "copy.png", 0)
+    first = prepare(f"folder:{pets}", skip_bad=True)
+    decoded: list[object] = []
+    monkeypatch.setattr(_prepare, "read_image", lambda file: decoded.append(file))
+    again = prepare(f"folder:{pets}", skip_bad=True)
+    assert decoded == []
+    assert (again.counts, again.duplicates, again.unreadable) == (first.counts, first.duplicates, first.unreadable)
+    assert len(again.duplicates) == len(again.unreadable) == 1
+    assert again.format_report() == f"{first.format_report()}\n  {_prepare.UNCHANGED}"
+
+
+def test_changed_files_are_decoded_again(pets: Path) -> None:
+    prepare(f"folder:{pets}")
+    noise(pets / "test" / "dog" / "more.png", 99)
+    assert prepare(f"folder:{pets}").count() == 13

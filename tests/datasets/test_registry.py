@@ -171,7 +171,7 @@ def test_unreadable_files_stop_loading_with_one_line(office: Path, own_cache: Pa
 def test_two_simultaneous_loads_prepare_it_once(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     build = registry.build_store
-    monkeypatch.setattr(registry, "build_store", lambda *args: built.append(args[0]) or build(*args))
+    monkeypatch.setattr(registry, "build_store", lambda *args, **more: built.append(args[0]) or build(*args, **more))
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: load_dataset("office-caltech10", root=office), range(2)))
     assert built == ["office-caltech10"]

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedprompt.datasets import short_name
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
 from fedprompt.harness.report.figures.style import GREY, PAGE, PALE, DrawnFigure, label_y, legend, looks, panels
@@ -64,7 +65,7 @@ def figure_parts(suite: Suite, frame: pd.DataFrame) -> Iterator[FigurePart]:
 
 
 def setting_name(setting: Setting) -> str:
-    return f"{setting.dataset.partition('?')[0].rpartition('/')[2]}, {setting.label}"  # of `folder:PATH` the last part
+    return f"{short_name(setting.dataset)}, {setting.label}"
 
 
 def titles_shown(suite: Suite, frame: pd.DataFrame) -> dict[str, str]:

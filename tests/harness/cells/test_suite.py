@@ -71,6 +71,13 @@ def test_a_changed_copy_is_expanded_anew() -> None:
     assert {cell.seed for cell in dataclasses.replace(suite, seeds=(5,)).cells()} == {5}
 
 
+def test_a_setting_may_name_its_column() -> None:
+    [plain] = parse_suite("x", {**RAW, "settings": [{**SETTING, "m": [1], "label": "Glyphs"}]}).settings
+    assert plain.label == "Glyphs, m=1"
+    entry = {"table": "T", "dataset": "glyph-100", "partition": "disjoint:clients=5", "label": "Signs"}
+    assert parse_suite("x", {**RAW, "settings": [entry]}).settings[0].label == "Signs"
+
+
 @pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
 def test_the_large_suites_hold_every_protocol(name: str) -> None:
     assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}
@@ -246,6 +253,16 @@ def test_a_selection_runs_the_same_cells_as_the_whole_suite() -> None:
 def _keys(suite: Suite, method: str) -> list[tuple[str, str, str, str]]:
     cells = [cell for cell in suite.cells() if cell.method == method]
     return [(cell.method, cell.dataset, cell.partition, cell.protocol.head) for cell in cells]
+
+
+def test_cells_that_only_ablations_show_have_names_of_their_own() -> None:
+    suite = load_suite("embedded")
+    variants = suite.variants()
+    by_row = {entry.row.key: variants.get(entry.cell.hash, "") for entry in suite.planned()}
+    assert by_row["full-without-mixture"] == "full-without-mixture"
+    assert by_row["pfedbayespt-g"] == by_row["fedvpt"] == ""
+    tuned = dataclasses.replace(suite, tuned={key: {"lr": 0.7} for key in _keys(suite, "pfedbayespt")})
+    assert "pfedbayespt-g-ablation" in tuned.variants().values()  # with the reference's rate, unlike the main table's
 
 
 def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:

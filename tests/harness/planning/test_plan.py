@@ -18,9 +18,9 @@ from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.cli import main
-from fedprompt.harness.cli.plan import duration
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.harness.core.text import duration
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.model import features as features_module
 from fedprompt.harness.model.backbone import FrozenViT
@@ -322,8 +322,8 @@ def test_labels_are_read_from_a_folder_without_decoding(tmp_path: Path) -> None:
 
 
 def test_sizes_that_nobody_knows_are_asked_for() -> None:
-    with pytest.raises(UserError, match="fedprompt prepare pacs"):
-        labelled("pacs")
+    with pytest.raises(UserError, match="fedprompt prepare dtd"):
+        labelled("dtd")
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, results_frame, rows
 
 from fedprompt.harness.cells.suite import Row, Setting, Suite
+from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.report.document import Grid
 from fedprompt.harness.report.papers import PAPERS
@@ -131,3 +132,21 @@ def test_values_of_one_paper_are_not_shown_for_the_other() -> None:
     suite = clip_suite(setting)
     numbers = numbers_frame(suite, results_frame(suite).assign(average=0.9))
     assert with_published(suite, numbers, load_published(Path("nowhere")))["published"].isna().all()
+
+
+def test_the_suites_of_the_clip_paper_are_comparable() -> None:
+    shown = set()
+    for name in ("paper-clip-fewshot", "paper-clip-cifar", "paper-clip-domains"):
+        suite = load_suite(name)
+        for setting in suite.settings:
+            if setting.published:
+                assert protocol_differences(suite, setting) == []
+                shown.add(setting.published.removeprefix("clip/"))
+    assert shown == set(PAPERS["clip"].protocols)
+
+
+def test_every_printed_method_is_a_row_of_the_few_shot_suite() -> None:
+    suite = load_suite("paper-clip-fewshot")
+    summary = with_published(suite, numbers_frame(suite, results_frame(suite)), load_published(Path("nowhere")))
+    found = summary.dropna(subset=["published"])
+    assert len(found) == 55  # eleven methods on five data sets

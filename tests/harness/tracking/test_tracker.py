@@ -95,6 +95,26 @@ def test_mlflow_is_not_imported_until_something_is_recorded() -> None:
     assert [file.name for file in files if "mlflow" in imported_at_once(file)] == []
 
 
+def test_runs_have_short_names_that_differ_early(tmp_path: Path, uri: str) -> None:
+    cell = a_cell("pfedbayespt-g", "domains:m=2,shots=8,unseen=half", seed=1)
+    Tracker(uri, tmp_path).finish(done_folder(tmp_path, cell))
+    assert runs(uri)[0].info.run_name == "pFedBayesPT-G m=2 unseen s1 global"
+
+
+def test_a_cell_that_only_ablations_show_is_named_after_its_variant(tmp_path: Path, uri: str) -> None:
+    cell = a_cell()
+    folder, variants = done_folder(tmp_path, cell), {cell.hash: "long-prompt"}
+    Tracker(uri, tmp_path, "ablation", variants=variants).finish(folder)
+    [run] = runs(uri)
+    assert (run.info.run_name, run.data.tags["variant"]) == ("long-prompt m=1 s0 local", "long-prompt")
+    Tracker(uri, tmp_path).finish(folder)  # `sync` knows no suite
+    assert runs(uri)[0].data.tags["variant"] == "long-prompt"
+    Tracker(uri, tmp_path, "whole").finish(folder)  # a main table shows it as well
+    Tracker(uri, tmp_path, "ablation", variants=variants).finish(folder)
+    [run] = runs(uri)
+    assert (run.info.run_name, run.data.tags["variant"]) == ("FedVPT m=1 s0 local", "main")
+
+
 def test_finish_records_everything(tmp_path: Path, uri: str) -> None:
     cell = a_cell()
     folder = done_folder(tmp_path, cell, [[0.2, 0.4], [0.1, 0.5], [0.3, 0.7]])
@@ -111,6 +131,8 @@ def test_finish_records_everything(tmp_path: Path, uri: str) -> None:
         "seed": "0",
         "suite": "smoke",
         "phase": "final",
+        "head": "local",
+        "variant": "main",
         "cell_hash": cell.hash,
         "cell_setup": cell.setup,
         "git_commit": git_commit(),

@@ -1,0 +1,51 @@
+"""A report that still holds: nothing was recorded since it was written. So that a second `bench` takes seconds."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.core.files import write_atomic
+from fedprompt.harness.tracking.store import find_runs
+
+STAMP, TEXT = ".stamp", "report.txt"  # what the report was made from; what the terminal showed
+
+
+def still_holds(suite: Suite, uri: str, out: Path, accept_code: bool = False) -> str | None:
+    """What the terminal showed of the suite's report, if a new one would say the same."""
+    folder = out / "report" / suite.name
+    try:
+        stamp, text = (folder / STAMP).read_text(), (folder / TEXT).read_text()
+    except OSError:
+        return None
+    return text if (folder / "index.html").exists() and stamp == make_stamp(suite, uri, out, accept_code) else None
+
+
+def write_stamp(folder: Path, stamp: str, text: str) -> None:
+    write_atomic(folder / TEXT, text.encode())
+    write_atomic(folder / STAMP, stamp.encode())
+
+
+def make_stamp(suite: Suite, uri: str, out: Path, accept_code: bool) -> str:
+    """Digest of the suite, its recorded runs, the tuned and printed values, and the code that reports them."""
+    entries = [
+        (*asdict(entry.setting).items(), entry.row.title, entry.policy, entry.cell.hash) for entry in suite.planned()
+    ]
+    found = find_runs(uri, suite.cells())
+    runs = [(key, run) for group in (found.own, found.older) for key, run in group.items()]
+    states = sorted((key, run.info.run_id, run.info.status, run.info.end_time or 0) for key, run in runs)
+    failures = sorted(str(path) for path in (out / "runs").glob("*/failed.json"))
+    files = [*Path(__file__).parent.rglob("*.*"), *(out / "paper").glob("*"), *(out / "tuned").glob("*")]
+    code = [(file.name, file.stat().st_mtime_ns) for file in sorted(files) if "__pycache__" not in file.parts]
+    everything = [
+        accept_code,
+        suite.title,
+        suite.argument,
+        entries,
+        sorted(map(str, suite.tuned.items())),
+        states,
+        failures,
+        code,
+    ]
+    return hashlib.sha256(json.dumps(everything, default=str).encode()).hexdigest()

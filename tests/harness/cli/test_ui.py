@@ -1,0 +1,35 @@
+import socket
+from pathlib import Path
+
+import pytest
+from support.run_folders import a_cell, done_folder, new_store
+
+from fedprompt.harness.cli import main
+from fedprompt.harness.cli.ui import _links
+from fedprompt.harness.tracking.tracker import Tracker
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_store(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["ui", "--port", str(port), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"fedprompt: port {port} is taken by another program; "
+        "choose another: make ui PORT=N, or fedprompt ui --port N.\n"
+    )
+
+
+def test_without_runs_there_is_nothing_to_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", "--out", str(tmp_path)]) == 2
+    assert "run `fedprompt bench` first" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_lead_to_each_data_set(tmp_path: Path) -> None:
+    uri = new_store(tmp_path)
+    Tracker(uri, tmp_path).finish(done_folder(tmp_path, a_cell()))
+    [line] = _links("http://127.0.0.1:5000", uri)
+    assert line.startswith("fedprompt/glyph-domains: http://127.0.0.1:5000/#/experiments/")
