@@ -30,6 +30,7 @@ DOMAINNET_CLASSES = (
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
 DOMAINNET_SIZE = 1830  # images of the smallest domain, as the paper gives it
+OFFICE_DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 CALTECH_LEFT_OUT = ("BACKGROUND_Google", "Faces_easy")  # the latter are the pictures of "Faces" again, cropped
 CALTECH_NAMES = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}

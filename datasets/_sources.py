@@ -23,6 +23,7 @@ class Source:
     inside: tuple[str, ...] = ()  # folders below the root where it may be
     downloads: tuple[Download, ...] = ()
     home: str = ""  # the maintainers' page
+    domains: tuple[str, ...] = ("all",)
     folder: str = ""  # for downloads, below the root; empty: the data set's name (two data sets may share their files)
 
     def find(self, root: Path) -> Path:
@@ -110,6 +111,7 @@ def _domainnet(name: str, subsample: str) -> Source:
         inside=("DomainNet",),
         downloads=_domainnet_downloads(),
         home="http://ai.bu.edu/M3SDA",
+        domains=_layouts.DOMAINNET_DOMAINS,
         folder="domainnet",
     )
 
@@ -146,12 +148,11 @@ _LIST = (
     Source(
         "office-caltech10",
         classes=10,
-        list_files=partial(
-            _layouts.domain_tree, domains=("amazon", "caltech", "dslr", "webcam"), name="office-caltech10"
-        ),
+        list_files=partial(_layouts.domain_tree, domains=_layouts.OFFICE_DOMAINS, name="office-caltech10"),
         layout="the folders amazon, caltech, dslr and webcam with <class>/*",
-        markers=("amazon", "caltech", "dslr", "webcam"),
+        markers=_layouts.OFFICE_DOMAINS,
         inside=("office_caltech_10", "OfficeCaltech10", "images"),
+        domains=_layouts.OFFICE_DOMAINS,
     ),
     Source(
         "pacs",
@@ -160,6 +161,7 @@ _LIST = (
         layout="art_painting/, cartoon/, photo/ and sketch/ with <class>/*, and the official *_kfold.txt lists",
         markers=("art_painting", "kfold/art_painting"),
         inside=("PACS", "images"),
+        domains=_layouts.PACS_DOMAINS,
         home="https://dali-dl.github.io/project_iccv2017.html",
     ),
     Source(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -71,21 +72,22 @@ def transport(similarity: Tensor, mass: float, eps: float, sweeps: int = 100, to
     it does not depend on its neighbours in the batch.
     """
     rows, columns = similarity.shape[-2:]
-    kernel = (similarity - 1) / eps
+    kernel = ((similarity.mT - 1) / eps).contiguous()  # (..., k, M): sums over patches are the long ones
     capacity, demand = -math.log(rows), math.log(mass / columns)
 
     def row_factors(column: Tensor) -> Tensor:
-        return (capacity - (kernel + column).logsumexp(-1, keepdim=True)).clamp(max=0)
+        taken = reduce(torch.logaddexp, (kernel + column).unbind(-2))
+        return (capacity - taken).clamp(max=0)[..., None, :]
 
     def column_factors(row: Tensor) -> Tensor:
-        return demand - (kernel + row).logsumexp(-2, keepdim=True)
+        return demand - (kernel + row).logsumexp(-1, keepdim=True)
 
-    column = torch.zeros_like(kernel[..., :1, :])
+    column = torch.zeros_like(kernel[..., :1])
     for _ in range(sweeps):
         swept = column_factors(row_factors(column))
-        moving = (swept - column).abs().mean(-1, keepdim=True) >= tolerance
+        moving = (swept - column).abs().mean(-2, keepdim=True) >= tolerance
         column = torch.where(moving, swept, column)  # what has stopped moving is found at rest in every later sweep
         if kernel.is_meta or not moving.any():
             break
     row = row_factors(column)
-    return (kernel + row + column_factors(row)).exp()
+    return (kernel + row + column_factors(row)).exp().mT

@@ -6,8 +6,9 @@ once per client instead of once per client and class.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ from fedprompt.harness.core.errors import UserError
 if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
     from timm.models.vision_transformer import Block
 
+Beside = Callable[[int, Tensor], Tensor]  # (block index, its normed inputs) to what is added to its outputs
+Added = Callable[[Tensor], Tensor] | None
 PLACEHOLDER = "X"  # one token in every vocabulary; the context takes its place
 
 
@@ -74,11 +77,10 @@ class TextTower(nn.Module):
         if length < 1:
             raise UserError(f"a context of {length} tokens is too short; give at least 1.")
         texts = [f"{' '.join([PLACEHOLDER] * length)} {spoken_name(name)}." for name in class_names]
-        prompts = self.tokenise(texts, length)
-        placeholders = prompts.ids[:, 1 : 1 + length]
-        if placeholders.device.type != "meta" and not bool((placeholders == placeholders[0, 0]).all()):
+        placeholders = self.tokenizer(" ".join([PLACEHOLDER] * length))[1:-1]
+        if len(placeholders) != length or len(set(placeholders)) > 1:
             raise UserError(f"{PLACEHOLDER!r} is not one token for this tokenizer, so a context has no fixed place.")
-        return prompts
+        return self.tokenise(texts, length)
 
     def tokenise(self, texts: Sequence[str], length: int = 0) -> Prompts:
         """Texts as they are; their first ``length`` tokens are places for a context."""
@@ -101,10 +103,10 @@ class TextTower(nn.Module):
         prompts = self.tokenise([words])
         return self.embedding.weight[prompts.ids[0, 1:-1]].detach().clone()
 
-    def forward(self, prompts: Prompts, context: Tensor | None = None) -> Tensor:
+    def forward(self, prompts: Prompts, context: Tensor | None = None, beside: Beside | None = None) -> Tensor:
         """L2-normalised features of all prompts under each client's context: (K, m, d_t) to (K, C, d).
 
-        Without a context (prompts of length 0) K is 1.
+        Without a context (prompts of length 0) K is 1. ``beside`` adds to every block, as adapters do.
         """
         if context is None:
             context = self.positions.new_empty(1, 0, self.width)
@@ -116,9 +118,11 @@ class TextTower(nn.Module):
         prefix = torch.cat([start, context + self.positions[1:ahead]], dim=1)
         names = embedded[:, ahead:].expand(clients, -1, -1, -1)
         earlier = _visible(names.shape[2], ahead, names.device)
-        for block in self.blocks[:-1]:
-            prefix, names = _step(block, prefix, names, earlier)
-        return F.normalize(self.projection(self.norm(self._read(prefix, names, prompts.ends - ahead))), dim=-1)
+        added = [None if beside is None else partial(beside, index) for index in range(len(self.blocks))]
+        for block, more in zip(self.blocks[:-1], added, strict=False):
+            prefix, names = _step(block, prefix, names, earlier, more)
+        read = self._read(prefix, names, prompts.ends - ahead, added[-1])
+        return F.normalize(self.projection(self.norm(read)), dim=-1)
 
     def kept_floats(self, prompts: Prompts) -> int:
         """About what a pass under one context keeps for the backward pass.
@@ -129,7 +133,7 @@ class TextTower(nn.Module):
         own = tokens - 1 - prompts.length
         return classes * (16 * own + 2 * tokens) * self.width * len(self.blocks)
 
-    def _read(self, prefix: Tensor, names: Tensor, ends: Tensor) -> Tensor:
+    def _read(self, prefix: Tensor, names: Tensor, ends: Tensor, more: Added) -> Tensor:
         """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""
         block: Any = self.blocks[-1]
         here = torch.arange(len(ends), device=names.device)
@@ -139,7 +143,7 @@ class TextTower(nn.Module):
         places = torch.arange(keys.shape[-2], device=names.device)
         seen = places <= (ends + prefix.shape[1])[:, None]  # (C, P + S)
         attended = _attend(query, keys, values, seen.expand(len(names), *seen.shape).flatten(0, 1)[:, None, None])
-        return _residual(block, last, attended)[:, :, 0]
+        return _residual(block, last, attended, more)[:, :, 0]
 
 
 def _visible(length: int, ahead: int, device: torch.device) -> Tensor:
@@ -147,13 +151,13 @@ def _visible(length: int, ahead: int, device: torch.device) -> Tensor:
     return torch.ones(length, ahead + length, dtype=torch.bool, device=device).tril(ahead)
 
 
-def _step(block: Any, prefix: Tensor, names: Tensor, earlier: Tensor) -> tuple[Tensor, Tensor]:
+def _step(block: Any, prefix: Tensor, names: Tensor, earlier: Tensor, more: Added) -> tuple[Tensor, Tensor]:
     """One block over the prefixes (K, P, d) and the names (K, C, S, d), which also see their client's prefix."""
     query, key, value = _heads(block, prefix)
     before = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     name_query, *name_pairs = _heads(block, names)
     attended = _attend(name_query, *_joined((key, value), name_pairs), earlier)
-    return _residual(block, prefix, before), _residual(block, names, attended)
+    return _residual(block, prefix, before, more), _residual(block, names, attended, more)
 
 
 def _heads(block: Any, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,9 +185,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor
     return attended.view(*query.shape[:2], *attended.shape[1:])
 
 
-def _residual(block: Any, tokens: Tensor, attended: Tensor) -> Tensor:
-    """The rest of a pre-norm block once attention is done."""
+def _residual(block: Any, tokens: Tensor, attended: Tensor, more: Added) -> Tensor:
+    """The rest of a pre-norm block once attention is done, and what is added to it."""
     mixed = block.attn.proj(block.attn.norm(attended.transpose(-3, -2).flatten(-2)))
-    tokens = tokens + block.ls1(mixed)
-    output: Tensor = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-    return output
+    middle = tokens + block.ls1(mixed)
+    output: Tensor = middle + block.ls2(block.mlp(block.norm2(middle)))
+    return output if more is None else output + more(block.norm1(tokens))

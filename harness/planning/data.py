@@ -63,7 +63,7 @@ def published(name: str) -> Dataset:
         np.concatenate([np.full(count, domain) for domain, _, count in parts]),
         np.concatenate([np.full(count, bool(test)) for _, test, count in parts]),
         tuple(map(str, range(classes))),
-        tuple(map(str, range(len(domains)))),
+        SOURCES[name].domains,
         checksum="",
     )
 

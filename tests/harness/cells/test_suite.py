@@ -4,13 +4,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedprompt.datasets import load_dataset, make_partition, parse_partition
 from fedprompt.harness.cells import suite as suite_module
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.suite import KINDS, Suite
 from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite, suite_names
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation.convergence import LEAST_EVALUATIONS
+from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.methods import registry
 
@@ -62,7 +66,8 @@ def test_a_suite_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for entry in suite.planned():
             assert suite.cell(entry.setting, entry.row, entry.cell.seed, entry.policy) is entry.cell
     assert len({cell.hash for cell in cells}) == len(cells)
-    assert calls == 2 / 3 * len(suite.planned())  # of three policies, two are readings of one training
+    trainings = [(s, row, head) for s in suite.settings for row in s.rows for head in set(map(head_owner, s.policies))]
+    assert calls == len(trainings) * len(suite.seeds)  # `global` and `global_then_ft` are readings of one training
 
 
 def test_a_changed_copy_is_expanded_anew() -> None:
@@ -78,16 +83,43 @@ def test_a_setting_may_name_its_column() -> None:
     assert parse_suite("x", {**RAW, "settings": [entry]}).settings[0].label == "Signs"
 
 
-@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+@pytest.mark.parametrize("name", ["embedded", "embedded-full", "paper", "cpu-cifar100", "cpu-office"])
 def test_the_large_suites_hold_every_protocol(name: str) -> None:
     assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}
 
 
 def test_embedded_has_the_promised_settings_and_all_methods() -> None:
     main = [s for s in load_suite("embedded").settings if s.kind == "heterogeneity"]
-    assert [(s.dataset, s.label) for s in main] == [("glyph-domains", "m=6"), ("glyph-100", "s=20")]
+    assert [(s.dataset, s.label) for s in main] == [("glyph-domains", "m=1"), ("glyph-100", "s=20")]
     assert all(s.policies == ("local", "global", "global_then_ft") for s in main)
     assert all([row.key for row in s.rows] == registry().names(FrozenViT.offers) for s in main)
+
+
+def test_embedded_in_full_has_more_columns_rounds_and_seeds() -> None:
+    small, full = load_suite("embedded"), load_suite("embedded-full")
+    main = [s for s in full.settings if s.kind == "heterogeneity"]
+    assert [s.label for s in main] == ["m=1", "m=2", "m=6", "s=5", "s=20"]
+    assert set(small.seeds) < set(full.seeds)
+    assert min(cell.protocol.rounds for cell in full.cells()) >= 30
+    assert all(s.policies == ("local", "global", "global_then_ft") for s in full.settings)
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded-full"])
+def test_every_class_of_an_embedded_partition_has_several_clients(name: str, shared_cache: Path) -> None:
+    suite = load_suite(name)
+    for dataset_name, partition in {(cell.dataset, cell.partition) for cell in suite.cells()}:
+        dataset = load_dataset(dataset_name)
+        held = make_partition(parse_partition(partition), dataset, suite.seeds[0]).train
+        holders = np.bincount(np.concatenate([np.unique(dataset.labels[rows]) for rows in held]))
+        assert holders.min() >= 3
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded-full"])
+def test_the_end_of_an_embedded_run_is_evaluated_often_enough_to_tell_whether_it_settled(name: str) -> None:
+    for cell in load_suite(name).cells():
+        last = [r for r in range(1, cell.protocol.rounds + 1) if cell.protocol.evaluated(r)][-LEAST_EVALUATIONS:]
+        assert len(last) == LEAST_EVALUATIONS
+        assert last[0] > cell.protocol.rounds * 2 / 3
 
 
 def test_the_papers_protocol() -> None:
@@ -107,7 +139,7 @@ def test_the_papers_protocol() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+@pytest.mark.parametrize("name", ["embedded", "embedded-full", "paper", "cpu-cifar100", "cpu-office"])
 def test_ablation_and_v_sweep_show_the_trainings_of_the_main_tables(name: str) -> None:
     planned = list(load_suite(name).planned())
     main = {entry.cell.hash for entry in planned if entry.setting.kind == "heterogeneity"}
@@ -208,7 +240,7 @@ ABLATED = {
 }
 
 
-@pytest.mark.parametrize("name", ["embedded", "paper", "cpu-cifar100", "cpu-office"])
+@pytest.mark.parametrize("name", ["embedded", "embedded-full", "paper", "cpu-cifar100", "cpu-office"])
 @pytest.mark.parametrize("tuning", [True, False])
 def test_rows_of_an_ablation_differ_in_the_ablated_values_only(name: str, tuning: bool) -> None:
     suite = load_suite(name)
