@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs clean
 
 # Each of these has a target of its own.
 APART := --ignore=tests/perf --ignore=tests/soak
@@ -91,11 +91,18 @@ lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff format --check .
 	"$(BIN)/lint-imports" --no-logo --no-cache
 
-# mypy does not follow setuptools' package-dir, so it reads the three folders through links that carry their import names.
-typecheck: setup  ## mypy --strict
+# Neither mypy nor mkdocs follows setuptools' package-dir: both read the three folders through links with their import names.
+.PHONY: links
+links:
 	@rm -rf build/typecheck && mkdir -p build/typecheck/fedprompt
 	@for name in methods datasets harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
+
+typecheck: setup links  ## mypy --strict
 	"$(BIN)/python" -m mypy
+
+docs: setup links  ## the documentation as a site in build/site; warnings are errors
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage

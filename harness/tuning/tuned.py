@@ -83,11 +83,6 @@ class Tuned:
     def key(self) -> Key:
         return self.method, self.dataset, self.partition, self.head
 
-    @property
-    def state(self) -> tuple[str, str]:
-        """Of the suite and of the code when this was chosen."""
-        return self.setup, self.code
-
 
 class Choice(NamedTuple):
     """A study's outcome, and the file that it comes from."""
@@ -261,12 +256,13 @@ def _named(file: Path, out: Path) -> str:
 def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
     if not choices:
         return
-    current = {search.key: (search.setup, search.base[0].code) for search in searches(suite)}
-    outdated = [choice for choice in choices if choice.entry.state != current.get(choice.entry.key)]
+    # Not by the code: values are choices, not results, and those of the package outlive most of its commits.
+    current = {search.key: search.setup for search in searches(suite)}
+    outdated = [choice for choice in choices if choice.entry.setup != current.get(choice.entry.key)]
     if outdated:
         _tell(
             f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
-            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
+            f"the suite (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
             "or pass --untuned"
         )
 
