@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs clean
 
 # Each of these has a target of its own.
 APART := --ignore=tests/perf --ignore=tests/soak
@@ -66,7 +66,7 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 	"$(BIN)/python" -m pytest tests/browser -v
 
 soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
-	OMP_NUM_THREADS=1 timeout 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
+	OMP_NUM_THREADS=1 timeout -s INT 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
 
 PORT ?= 5000
 ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)
@@ -76,16 +76,33 @@ perf: setup  ## speed as ratios beside their aims, from one run, and micro-bench
 	OMP_NUM_THREADS=1 "$(BIN)/fedprompt" perf
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
+# Their pins must not reach our environment: they get their own, which sees our packages after its own.
+PEERS := build/peers
+perf-peers: setup  ## FedVPT-D beside Flower's simulation and pfl-research (installs both in build/peers)
+	@test -x "$(PEERS)/bin/python" || "$(BIN)/python" -m venv "$(PEERS)"
+	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check 'flwr[simulation]' || echo "Flower cannot be installed here"
+	@"$(BIN)/python" -c "import site, sys; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
+	  "$$("$(PEERS)/bin/python" -c 'import site; print(site.getsitepackages()[0])')/zz_fedprompt.pth"
+	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check pfl || echo "pfl-research cannot be installed here"
+	OMP_NUM_THREADS=1 "$(PEERS)/bin/python" tests/perf/peers.py
+
 lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff check .
 	"$(BIN)/python" -m ruff format --check .
 	"$(BIN)/lint-imports" --no-logo --no-cache
 
-# mypy does not follow setuptools' package-dir, so it reads the three folders through links that carry their import names.
-typecheck: setup  ## mypy --strict
+# Neither mypy nor mkdocs follows setuptools' package-dir: both read the three folders through links with their import names.
+.PHONY: links
+links:
 	@rm -rf build/typecheck && mkdir -p build/typecheck/fedprompt
 	@for name in methods datasets harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
+
+typecheck: setup links  ## mypy --strict
 	"$(BIN)/python" -m mypy
+
+docs: setup links  ## the documentation as a site in build/site; warnings are errors
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage

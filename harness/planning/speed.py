@@ -56,6 +56,7 @@ class Line:
         return self.reached <= self.aim if self.at_most else self.reached >= self.aim
 
 
+@cache
 def federation(
     method: str,
     spec: BackboneSpec = MICRO,

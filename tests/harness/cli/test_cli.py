@@ -246,6 +246,7 @@ def test_bench_expands_its_suite_once_and_reports(
 
     monkeypatch.setattr(suite_module, "make_cell", counted)
     monkeypatch.setattr(session_module, "execute", finish_at_once)
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     new_store(tmp_path)
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
     assert len(made_cells) == 8
@@ -269,3 +270,13 @@ def test_a_failed_cell_is_named_and_the_exit_code_is_one(
     words = [*replaced(method="head-tune", partition="domains:m=1,shots=2"), *SMALL, "--out", str(tmp_path)]
     assert main(words) == 1
     assert "RuntimeError: the [prompt] exploded" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "report.md")
+
+    monkeypatch.setattr("fedprompt.harness.tracking.tracker.sync", full)
+    assert main(["sync"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "fedprompt: No space left on device: report.md; mend that, then run the command again"
