@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf lint typecheck clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs clean
 
 # Each of these has a target of its own.
 APART := --ignore=tests/perf --ignore=tests/soak
@@ -25,11 +25,22 @@ help:  ## this list
 
 setup: $(STAMP)  ## .venv with everything, versions from constraints.txt
 
+# Is this Python new enough? Asked before anything is downloaded, and of an environment that is there already.
+ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
 $(STAMP): pyproject.toml constraints.txt
-	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
+	@if test -f "$(VENV)/pyvenv.cfg" && ! "$(BIN)/python" -c "$(ENOUGH)" 2>/dev/null; then \
+	  echo "$(VENV) has no working Python of 3.11 or newer; it is made anew"; rm -f "$(BIN)/python"; fi
+	@test -x "$(BIN)/python" || $(PYTHON) -c "$(ENOUGH)" || { \
+	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo not there);" \
+	    "name another: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11" >&2; exit 1; }
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv --clear "$(VENV)"
+	@if test -s "$@" && test "$$(cat "$@")" != "$(CURDIR)"; then \
+	  echo "$(VENV) ran the checkout $$(cat "$@"); from now on it runs this one ($(CURDIR)), until make is called there"; fi
 	@echo "installing into $(VENV) (a few minutes and about 6 GB the first time)"
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip,ray,postgres]'
 	@printf '%s' "$(CURDIR)" > "$@"
+	@echo "done; call $(BIN)/fedprompt, or plain fedprompt after: source $(BIN)/activate"
 
 bench: setup  ## train the embedded suite, record it, write tables
 	"$(BIN)/fedprompt" bench embedded --workers $(WORKERS)
@@ -55,26 +66,43 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 	"$(BIN)/python" -m pytest tests/browser -v
 
 soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
-	OMP_NUM_THREADS=1 timeout 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
+	OMP_NUM_THREADS=1 timeout -s INT 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
 
 PORT ?= 5000
 ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)
 	"$(BIN)/fedprompt" ui --port $(PORT)
 
-perf: setup  ## speed, side by side in one run
-	"$(BIN)/fedprompt" perf
+perf: setup  ## speed as ratios beside their aims, from one run, and micro-benchmarks
+	OMP_NUM_THREADS=1 "$(BIN)/fedprompt" perf
 	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
+
+# Their pins must not reach our environment: they get their own, which sees our packages after its own.
+PEERS := build/peers
+perf-peers: setup  ## FedVPT-D beside Flower's simulation and pfl-research (installs both in build/peers)
+	@test -x "$(PEERS)/bin/python" || "$(BIN)/python" -m venv "$(PEERS)"
+	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check 'flwr[simulation]' || echo "Flower cannot be installed here"
+	@"$(BIN)/python" -c "import site, sys; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
+	  "$$("$(PEERS)/bin/python" -c 'import site; print(site.getsitepackages()[0])')/zz_fedprompt.pth"
+	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check pfl || echo "pfl-research cannot be installed here"
+	OMP_NUM_THREADS=1 "$(PEERS)/bin/python" tests/perf/peers.py
 
 lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff check .
 	"$(BIN)/python" -m ruff format --check .
 	"$(BIN)/lint-imports" --no-logo --no-cache
 
-# mypy does not follow setuptools' package-dir, so it reads the three folders through links that carry their import names.
-typecheck: setup  ## mypy --strict
+# Neither mypy nor mkdocs follows setuptools' package-dir: both read the three folders through links with their import names.
+.PHONY: links
+links:
 	@rm -rf build/typecheck && mkdir -p build/typecheck/fedprompt
 	@for name in methods datasets harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
+
+typecheck: setup links  ## mypy --strict
 	"$(BIN)/python" -m mypy
+
+docs: setup links  ## the documentation as a site in build/site; warnings are errors
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage

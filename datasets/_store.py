@@ -8,8 +8,8 @@ compared with the checksum when the store is first opened after a change of size
 import hashlib
 import json
 import shutil
-import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,7 +82,8 @@ def new_store(folder: Path) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        scratch.mkdir()  # plainly, so that its mode follows the umask
     except OSError as error:
         raise _cannot_write(folder, error) from error
     try:

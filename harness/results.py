@@ -5,6 +5,7 @@ MLflow has the files of every run folder as artifacts, so both sources give the 
 
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedprompt.harness.cells.cell import Cell, cell_from_json
-from fedprompt.harness.cells.folder import is_done
+from fedprompt.harness.cells.folder import damaged_file, is_done
 from fedprompt.harness.cells.suite import Row
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.metrics import on_test_set, per_client, trained_reading
@@ -117,7 +118,10 @@ def _read(source: str | Path, cells: Iterable[Cell] | None, name: str, parse: Ca
 def _folders(out: Path, hashes: set[str] | None) -> Iterator[Path]:
     for folder in sorted((out / "runs").glob("*")):
         if is_done(folder) and (hashes is None or folder.name in hashes):
-            yield folder
+            if damaged := damaged_file(folder):
+                warnings.warn(f"{folder / damaged} is not what the finished run wrote; left out.", stacklevel=2)
+            else:
+                yield folder
 
 
 def _mlflow_folders(uri: str, hashes: set[str] | None, name: str) -> Iterator[Path]:

@@ -1,7 +1,8 @@
-"""Affine maps and attention in which every stacked client has its own weights."""
+"""Affine maps, norms and attention in which every stacked client has its own weights."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.methods._contract import State
 
@@ -37,14 +38,51 @@ def affine(theta: State, name: str, x: Tensor, part: int | None = None) -> Tenso
     return torch.baddbmm(bias[:, None], x.flatten(1, -2), weight.mT).view(*x.shape[:-1], -1)
 
 
-def attend(theta: State, name: str, query: Tensor, context: Tensor, heads: int, mask: Tensor | None = None) -> Tensor:
-    """Multi-head attention of (K, q, d) over (K, n, d); ``mask`` (K, n) is true for rows that may be seen."""
+def norm_init(name: str, width: int) -> State:
+    """The weight is what it differs from one by: small steps are not lost, and decay leads back to a plain norm."""
+    return {f"{name}.weight": torch.zeros(width), f"{name}.bias": torch.zeros(width)}
+
+
+def normed(theta: State, name: str, x: Tensor) -> Tensor:
+    """Layer norm of (K, n, d) with each client's own weights."""
+    return F.layer_norm(x, x.shape[-1:]) * (1 + theta[f"{name}.weight"][:, None]) + theta[f"{name}.bias"][:, None]
+
+
+def gated_init(width: int, rng: torch.Generator) -> State:
+    """The layer behind an attention that makes prompts: a norm, eight times wider, gated, and back."""
+    wide, narrow = affine_init("wide", width, 8 * width, rng), affine_init("narrow", 4 * width, width, rng)
+    return {**norm_init("norm.inner", width), **wide, **narrow}
+
+
+def gated_floats(width: int) -> int:
+    return 12 * width * width + 11 * width
+
+
+def gated(theta: State, x: Tensor) -> Tensor:
+    value, gate = affine(theta, "wide", normed(theta, "norm.inner", x)).chunk(2, dim=-1)
+    return x + affine(theta, "narrow", value * F.gelu(gate))
+
+
+def attend(
+    theta: State,
+    name: str,
+    query: Tensor,
+    context: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    values: Tensor | None = None,
+) -> Tensor:
+    """Multi-head attention of (K, q, d) over (K, n, d); ``mask`` (K, n) is true for rows that may be seen.
+
+    The rows stand for ``values`` of the same shape, if given, else for themselves.
+    """
 
     def split(x: Tensor, part: int) -> Tensor:
         return torch.unflatten(affine(theta, name, x, part), -1, (heads, -1)).transpose(1, 2)
 
-    queries, keys, values = split(query, QUERY), split(context, KEY), split(context, VALUE)
+    queries, keys = split(query, QUERY), split(context, KEY)
+    answers = split(context if values is None else values, VALUE)
     scores = queries @ keys.mT * queries.shape[-1] ** -0.5
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
-    return affine(theta, name, (scores.softmax(-1) @ values).transpose(1, 2).flatten(2), OUT)
+    return affine(theta, name, (scores.softmax(-1) @ answers).transpose(1, 2).flatten(2), OUT)

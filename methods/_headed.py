@@ -28,10 +28,14 @@ def revised(params: type, name: str, **changes: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class HeadParams:
+class HeadOnlyParams:
     lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1))
-    head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0, paper="none")
     head_init: str = option("torch_default", "first draw of the head, the same for every client", choices=HEAD_INITS)
+
+
+@dataclass(frozen=True)
+class HeadParams(HeadOnlyParams):
+    head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0, paper="none")
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class HeadedMethod(Method):
 
     def rates_of(self, *prompts: str) -> dict[str, float]:
         """The rate of the prompts for ``prompts``, and that of the head for the head."""
-        lr, head_lr = self.params.lr, self.params.head_lr
+        lr, head_lr = self.params.lr, getattr(self.params, "head_lr", None)  # a head alone has one rate
         head = dict.fromkeys(("head.weight", "head.bias"), lr if head_lr is None else head_lr)
         return {**dict.fromkeys(prompts, lr), **head}
 

@@ -9,13 +9,23 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.methods._attention import affine, affine_init, attend, attention_floats, attention_init
+from fedprompt.methods._attention import (
+    affine,
+    affine_init,
+    attend,
+    attention_floats,
+    attention_init,
+    gated,
+    gated_floats,
+    gated_init,
+    norm_init,
+    normed,
+)
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy, revised
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
@@ -46,27 +56,20 @@ class FedTPG(TextMethod):
         super().__init__(params, backbone, task)
         if backbone.text.width % params.heads:
             raise UserError(f"fedtpg: heads = {params.heads} does not divide the text tower's {backbone.text.width}.")
+        self.names = backbone.template_features(task.class_names, ["{}"])  # of the bare class names, (C, d)
 
     def init_server(self, rng: torch.Generator) -> State:
         width, dim = self.backbone.text.width, self.backbone.dim
         state = {"tokens": CONTEXT_STD * torch.randn(int(self.params.length), width, generator=rng)}
-        for name in ("norm.query", "norm.names", "norm.inner"):
-            state |= {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
-        state |= attention_init("attention", width, rng)
-        state |= {**affine_init("wide", width, 8 * width, rng), **affine_init("narrow", 4 * width, width, rng)}
+        state |= {**norm_init("norm.query", width), **norm_init("norm.names", width)}
+        state |= {**attention_init("attention", width, rng), **gated_init(width, rng)}
         return state | (affine_init("map", dim, width, rng) if dim != width else {})
 
     def payload(self) -> tuple[int, int]:
         width, dim = self.backbone.text.width, self.backbone.dim
-        floats = self.context_floats + 3 * 2 * width + attention_floats(width)
-        floats += width * 8 * width + 8 * width + 4 * width * width + width
+        floats = self.context_floats + 2 * 2 * width + attention_floats(width) + gated_floats(width)
         floats += dim * width + width if dim != width else 0
         return floats, floats
-
-    @cached_property
-    def names(self) -> Tensor:
-        """Normalised text features of the bare class names, (C, d)."""
-        return self.backbone.template_features(self.task.class_names, ["{}"])
 
     @cached_property
     def distinct(self) -> Tensor:
@@ -82,9 +85,7 @@ class FedTPG(TextMethod):
             names = affine(theta, "map", names)
         seen = classes & self.distinct.to(classes.device)
         query, known = normed(theta, "norm.query", theta["tokens"]), normed(theta, "norm.names", names)
-        hidden = attend(theta, "attention", query, known, self.params.heads, seen)
-        value, gate = affine(theta, "wide", normed(theta, "norm.inner", hidden)).chunk(2, dim=-1)
-        return hidden + affine(theta, "narrow", value * F.gelu(gate))
+        return gated(theta, attend(theta, "attention", query, known, self.params.heads, seen))
 
     def context(self, theta: State) -> Tensor:
         """For all classes of the task."""
@@ -97,8 +98,3 @@ class FedTPG(TextMethod):
         own = (self.task.train_counts[list(batch.clients)] > 0).to(batch.labels.device)
         logits = self.cosine_logits(self.image_features(batch), self.encode(self.generate(theta, own)))
         return cross_entropy(logits.masked_fill(~own[:, None], FAR), batch)
-
-
-def normed(theta: State, name: str, x: Tensor) -> Tensor:
-    """Layer norm with each client's own weights."""
-    return F.layer_norm(x, x.shape[-1:]) * theta[f"{name}.weight"][:, None] + theta[f"{name}.bias"][:, None]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods._contract import State
-from fedprompt.methods._headed import HeadedMethod, HeadParams
+from fedprompt.methods._headed import HeadedMethod, HeadOnlyParams
 
 
 class HeadTune(HeadedMethod):
@@ -20,7 +20,7 @@ class HeadTune(HeadedMethod):
     paper = "baseline of pFedBayesPT (CIKM 2025), section 5"
     payload_formula = "C*d + C each way with a global head, else 0"
     needs = frozenset({"features"})
-    Params = HeadParams
+    Params = HeadOnlyParams
     paper_policy = "global"
 
     def features(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002

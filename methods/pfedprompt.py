@@ -5,6 +5,7 @@ The memory is never stored and never sent: it is made anew from the client's tra
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,16 +36,21 @@ class PFedPrompt(TextMethod):
     payload_formula = "m*d_t each way"
     Params = PFedPromptParams
 
+    @cached_property
+    def longest(self) -> int:
+        """The most memories that a client has."""
+        return int(self.task.train_counts.sum(1).max())
+
     def begin_evaluation(self, theta: State, batches: Iterable[Batch]) -> State:
         """Keys (K, n, d) and values (K, n, C) of the clients' training images; zeros fill up smaller clients."""
-        plain, longest = super().begin_evaluation(theta, []), int(self.task.train_counts.sum(1).max())
-        if not longest:  # classes that nobody has trained on, and nobody remembers
+        plain = super().begin_evaluation(theta, [])
+        if not self.longest:  # classes that nobody has trained on, and nobody remembers
             return plain
         keys, values = [], []
         for batch in batches:
             keys.append(self.image_features(batch))
             values.append(F.one_hot(batch.labels, self.task.num_classes) * batch.mask[..., None])
-        missing = longest - sum(part.shape[1] for part in keys)
+        missing = self.longest - sum(part.shape[1] for part in keys)
         # As long for every stack of clients: how sums are taken may not depend on who is evaluated together.
         memory = {
             name: F.pad(torch.cat(parts, dim=1), (0, 0, 0, max(0, missing)))

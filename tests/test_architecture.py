@@ -1,6 +1,7 @@
 """The import contract of pyproject.toml holds, notices a wrong import, and covers every part of the harness."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,3 +75,10 @@ def test_every_package_is_installed() -> None:
     folders = {path.parent for top in ("methods", "datasets", "harness") for path in (ROOT / top).rglob("__init__.py")}
     names = {f"fedprompt.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
     assert names | {"fedprompt.paper", "fedprompt.tuned"} == set(PYPROJECT["setuptools"]["packages"])
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text())
+    assert len(named) > 30
+    missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]
+    assert missing == []

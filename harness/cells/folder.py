@@ -7,11 +7,12 @@
     checkpoint.journal      the state after the last finished round, and how much of the two tables belongs to it
     summary.json            the reported numbers, the partition's hash, the data's checksum, the environment
     failed.json             why the last attempt stopped, if it did
-    done                    written last; the run is finished
+    done                    written last; the run is finished, and these are the digests of its files
 
 The tables and the journal grow from round to round (`journal.py`); every other file appears whole, by renaming.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 
 DONE, FAILURE_NOTE = "done", "failed.json"
+KEPT = ("cell.json", "partition.npz", "records.csv", "rounds.csv", "summary.json")
 REMEDY = "start the cell over with --restart (in a suite: --restart-cell and the folder's name)."
 
 
@@ -91,7 +93,28 @@ def finish(folder: Path, summary: dict[str, object]) -> None:
     """Write the summary of a run whose tables are complete, then the marker."""
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1, sort_keys=True).encode())
     (folder / FAILURE_NOTE).unlink(missing_ok=True)
-    write_atomic(folder / DONE, b"")
+    digests = {name: _digest(folder / name) for name in KEPT if (folder / name).exists()}
+    write_atomic(folder / DONE, json.dumps(digests, indent=1).encode())
+
+
+def damaged_file(folder: Path) -> str:
+    """The first file of a finished run that is not what the run wrote; empty if there is none."""
+    try:
+        digests = dict(json.loads((folder / DONE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return DONE
+    for name, digest in digests.items():
+        try:
+            if _digest(folder / name) != digest:
+                return str(name)
+        except OSError:
+            return str(name)
+    return ""
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def failure_note(folder: Path) -> str:

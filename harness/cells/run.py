@@ -121,6 +121,14 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     return dataset, partition, Federation(about("train"), data, cell.protocol, cell.seed, members, novel)
 
 
+def data_checksum(cell: Cell, site: Site) -> str:
+    """Of the data that ``cell`` would have now; empty if they are not at hand."""
+    try:
+        return _dataset(cell.dataset, site.data_root, cell.backbone.image_size).checksum
+    except UserError:
+        return ""
+
+
 def environment(site: Site) -> dict[str, str]:
     device = torch.cuda.get_device_name(site.device) if site.device.startswith("cuda") else platform.machine()
     return {

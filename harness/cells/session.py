@@ -1,13 +1,14 @@
 """A session: the cells of one command, of which it runs those that are not finished and reports on all."""
 
+import json
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
-from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.folder import REMEDY, damaged_file, is_done, run_folder
+from fedprompt.harness.cells.run import RoundProgress, data_checksum
 from fedprompt.harness.cells.site import DEFAULT_SITE, Site
 
 
@@ -26,6 +27,24 @@ class Observer(typing.Protocol):
 
 def finished_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
     return [cell for cell in cells if is_done(run_folder(out, cell))]
+
+
+def finished_outcomes(cells: Iterable[Cell], site: Site) -> Iterator[CellOutcome]:
+    """Of cells with finished folders: what they hold is believed if it is whole, and of the data that are there now."""
+    current: dict[tuple[str, int], str] = {}  # checksums by data set and image size
+    for cell in cells:
+        folder, data = run_folder(site.out, cell), (cell.dataset, cell.backbone.image_size)
+        if damaged := damaged_file(folder):
+            yield CellOutcome(cell, folder, f"{folder / damaged} is not what the finished run wrote; {REMEDY}")
+            continue
+        if data not in current:
+            current[data] = data_checksum(cell, site)
+        before = str(json.loads((folder / "summary.json").read_text())["data_checksum"])
+        if current[data] and before != current[data]:
+            change = f"checksum {before[:12]}, now {current[data][:12]}"
+            yield CellOutcome(cell, folder, f"it was finished with other data ({change}); restore them, or {REMEDY}")
+        else:
+            yield CellOutcome(cell, folder)
 
 
 def run_cells(
@@ -48,9 +67,9 @@ def run_cells(
     every = {cell.hash for cell in cells}
     again = every & set(restart) if isinstance(restart, Collection) else every if restart else set()
     finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in again]
-    outcomes = [CellOutcome(cell, run_folder(site.out, cell)) for cell in finished]
+    outcomes = list(finished_outcomes(finished, site))
     for outcome in outcomes:  # observers may have missed its end
-        _tell_finished(observers, outcome.folder)
+        _tell(observers, outcome)
     finished_hashes = {cell.hash for cell in finished}
     unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished_hashes}
 
@@ -60,15 +79,15 @@ def run_cells(
 
     workers = min(workers, max(1, len(unfinished)))
     for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, again):
-        if not outcome.error:
-            _tell_finished(observers, outcome.folder)
-        elif not outcome.locked and (report_unstarted or outcome.folder.exists()):
-            for observer in observers:
-                observer.failed(outcome.cell, outcome.error)
+        if not outcome.locked and (report_unstarted or outcome.folder.exists()):
+            _tell(observers, outcome)
         outcomes.append(outcome)
     return outcomes
 
 
-def _tell_finished(observers: Sequence[Observer], folder: Path) -> None:
+def _tell(observers: Sequence[Observer], outcome: CellOutcome) -> None:
     for observer in observers:
-        observer.finish(folder)
+        if outcome.error:
+            observer.failed(outcome.cell, outcome.error)
+        else:
+            observer.finish(outcome.folder)

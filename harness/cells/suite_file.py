@@ -52,6 +52,11 @@ def suite_path(name: str) -> Path:
         found = path.is_file()
     except OSError:  # no file can have such a name
         found = False
+    if not found and name.endswith(".toml"):
+        raise UserError(
+            f"there is no suite file {name!r} (looked for {str(path.absolute())[:300]!r}); give the path of yours, or "
+            f"the name of one that comes with the package: {', '.join(suite_names())}."
+        )
     if not found:
         raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
     if not re.fullmatch(r"\w[\w .+-]*", path.stem):  # reports and tuned values are written to places of this name

@@ -38,6 +38,8 @@ def _is_table(value: object, of: Callable[[Any], bool]) -> bool:
 
 
 TEXT = Shape("text", _is_text)
+NUMBER = Shape("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+COUNT = Shape("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)
 WHOLE = Shape("a whole number above 0", lambda value: _is_whole(value) and value > 0)
 SEEDS = Shape("a list of different whole numbers from 0 on", _is_seeds)
 TEXTS = Shape("a list of different texts", lambda value: _is_list(value, _is_text) and bool(value))
@@ -48,10 +50,11 @@ FIELDS = Shape("a table of single values", lambda value: _is_table(value, _is_sc
 GRID = Shape("a table of lists", lambda value: _is_table(value, VALUES.fits))
 PARAMS = Shape("a table with one table of single values per method", lambda value: _is_table(value, FIELDS.fits))
 TABLES = Shape("a table of tables", lambda value: _is_table(value, lambda entry: isinstance(entry, Mapping)))
-SETTINGS = Shape(
-    "a list of tables, [[settings]]",
-    lambda value: isinstance(value, list | tuple) and bool(value) and all(isinstance(e, Mapping) for e in value),
+ENTRIES = Shape(
+    "a list of tables, written [[...]]",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(entry, Mapping) for entry in value),
 )
+SETTINGS = Shape(ENTRIES.words, lambda value: bool(value) and ENTRIES.fits(value))
 TUNE = Shape("a table", lambda value: isinstance(value, Mapping))
 
 SUITE = {

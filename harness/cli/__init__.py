@@ -4,6 +4,7 @@ Only that function imports heavy libraries, so that help and answers to mistyped
 """
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fedprompt: interrupted; the same command continues from here", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has left
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        where = error.filename or "a file"
+        print(f"fedprompt: {error.strerror}: {where}; mend that, then run the command again", file=sys.stderr)
         return 1
 
 

@@ -17,7 +17,12 @@ SET_HELP = "a parameter of the method or a field of the protocol; may be repeate
 
 
 def add_suite(parser: Parser) -> None:
-    parser.add_argument("suite", help="a suite's name or a .toml file")
+    parser.add_argument("suite", help=f"a .toml file of yours, or one of {', '.join(_suite_names())}")
+
+
+def _suite_names() -> list[str]:
+    """Like `suite_file.suite_names`, without what that module imports."""
+    return sorted(path.stem for path in (Path(__file__).parents[1] / "cells" / "suites").glob("*.toml"))
 
 
 def add_selection(parser: Parser) -> None:

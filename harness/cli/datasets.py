@@ -18,9 +18,9 @@ EXAMPLES = ("datasets", "datasets glyph-domains --partition domains:m=2 --plot w
 
 def add(commands: "Commands") -> None:
     parser = add_command(commands, "datasets", datasets, "list the data sets, or show one in detail", EXAMPLES)
-    parser.add_argument("name", nargs="?")
+    parser.add_argument("name", nargs="?", help="show this one; without a name, list all")
     parser.add_argument("--partition", help="show how it is dealt to clients")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the partition (default 0)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw who has what (.png or .pdf)")
     parser.add_argument("--data-root", type=Path, help="folder with downloaded data sets")
 

@@ -23,7 +23,7 @@ TEXT = "\nWith class names instead of a head, on a CLIP backbone (micro-clip, cl
 def add(commands: "Commands") -> None:
     examples = ("methods", "methods fedvpt")
     parser = add_command(commands, "methods", methods, "list the methods, or show one in detail", examples)
-    parser.add_argument("name", nargs="?")
+    parser.add_argument("name", nargs="?", help="show this one; without a name, list all")
     add_plugins(parser)
 
 

@@ -1,6 +1,7 @@
-"""`fedprompt perf`: speed, side by side."""
+"""`fedprompt perf`: speed as ratios from one run, beside what they should be."""
 
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedprompt.harness.cli._parser import add_command
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     examples = ("perf", "perf --repeats 15")
     parser = add_command(commands, "perf", perf, "compare speeds side by side, in one process", examples)
-    parser.add_argument("--repeats", type=int, default=7, help="turns of each way (default 7)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each way, after a warm-up (default 5)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="results folder (default: results)")
 
 
 def perf(args: Namespace) -> None:
@@ -22,9 +24,14 @@ def perf(args: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedprompt.harness.planning.speed import compare
+    from fedprompt.harness.planning.speed import compare, save
 
-    table = Table("work", "way", "median ms", "speed-up")
-    for group, way, seconds, ratio in compare(args.repeats):
-        table.add_row(group, way, f"{1000 * seconds:.1f}", f"{ratio:.2f}")
-    Console().print(table)
+    table = Table("work, as a ratio of CPU times", "reached", "aim", "")
+    lines = []
+    for line in compare(args.repeats):
+        lines.append(line)
+        bound = f"at {'most' if line.at_most else 'least'} {line.aim:g}"
+        table.add_row(line.work, f"{line.reached:.2f}", bound, "" if line.holds else "missed")
+    console = Console(width=112)
+    console.print(table)
+    console.print(f"written to {save(lines, args.out / 'perf')}")

@@ -1,5 +1,6 @@
 """`fedprompt plan`: the costs of a suite as tables."""
 
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ LEGEND = (
     "Down, up: of one client in a round; sent: of all clients and rounds, both ways.",
     "Time: of one worker, for cells that are not finished. A cell in several tables counts in the first.",
 )
-EXAMPLES = ("plan embedded", "plan paper --flops 60e12")
+EXAMPLES = ("plan embedded", "plan paper --flops 60e12 --workers 8")
 
 
 def add(commands: "Commands") -> None:
@@ -34,7 +35,9 @@ def add(commands: "Commands") -> None:
     options.add_suite(parser)
     options.add_selection(parser)
     parser.add_argument("--flops", type=float, help="sustained FLOPS of another machine, instead of measuring this one")
-    options.add_workers(parser)
+    parser.add_argument(
+        "--workers", type=int, help="processes (default: all cores); with --flops machines (default: 1)"
+    )
     options.add_untuned(parser)
     options.add_site(parser)
 
@@ -46,11 +49,12 @@ def plan(args: Namespace) -> None:
 
     from fedprompt.harness.planning.plan import plan_suite
 
+    args.workers = (1 if args.flops else os.cpu_count() or 1) if args.workers is None else args.workers
     site = options.make_site(args)
     suite = options.selected_suite(args)
     planned = plan_suite(suite, site, args.workers, args.flops)
     crew = "1 worker" if args.workers == 1 else f"{args.workers} workers"
-    pace = f"at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
+    pace = f"with {crew} at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
     lines: Any = planned.frame().to_dict("records")
     console = Console(highlight=False)
     notes = (*planned.notes, *_tuning_note(suite, planned, site, 1 if args.flops else args.workers))

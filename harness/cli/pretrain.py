@@ -21,7 +21,7 @@ def add(commands: "Commands") -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="where to write the weights (.safetensors)")
     parser.add_argument("--steps", type=int, help="fewer steps, to try it out")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
 
 
 def pretrain(args: Namespace) -> None:

@@ -16,9 +16,17 @@ EXAMPLES = (
     "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",
     "run -m fedvpt-d -d glyph-100 -p classes:s=5,clients=20 --set lr=0.05 --set epochs=2 --seed 1",
     "run -m fedvpt-d -d glyph-domains -p domains:m=6 --policy global_then_ft --rounds 5",
+    "run -m promptfl -d glyph-100 -p disjoint:clients=5,novel=half --backbone micro-clip --rounds 5 --set length=4",
     "run -m fedvpt -d cifar100 -p classes:s=10 --data-root data -b vit_tiny_patch16_224 --image-size 128 "
     "--weights vit_tiny.safetensors",
 )
+
+HELD_OUT = {  # numbers of partitions that keep classes or a domain out of training
+    "base_average": "Base",
+    "novel_average": "Novel",
+    "harmonic_mean": "Harmonic Mean",
+    "target_average": "Target",
+}
 
 
 def add(commands: "Commands") -> None:
@@ -34,7 +42,7 @@ def add(commands: "Commands") -> None:
         "(default): the method's own choice",
     )
     parser.add_argument("--rounds", type=int, help="communication rounds (protocol default 100)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of all random draws (default 0)")
     parser.add_argument(
         "--backbone", "-b", default="micro-vit", help="micro-vit, micro-clip, a plain timm ViT or clip:NAME"
     )
@@ -74,4 +82,8 @@ def _print_summary(outcome: "CellOutcome") -> None:
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
             print(f"{cell.label}, {POLICY_NAMES[policy]}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")
+            held_out = {title: summary.get(name + suffix) for name, title in HELD_OUT.items()}
+            shown = [f"{title} {100 * value:.2f} %" for title, value in held_out.items() if value is not None]
+            if shown:
+                print(f"  on test images that all clients share: {', '.join(shown)}")
     print(f"partition {summary['partition_hash'][:16]}, records in {outcome.folder}")

@@ -3,6 +3,17 @@
 import difflib
 from collections.abc import Collection, Iterable
 
+# What others call it, where no letters lead from one to the other.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "head_learning_rate": "head_lr",
+    "local_epochs": "epochs",
+    "num_rounds": "rounds",
+    "prompt_length": "length",
+    "fraction": "participation",
+    "frac": "participation",
+}
+
 
 class UserError(Exception):
     """Bad input. The command line prints its message as one line and exits with code 2."""
@@ -15,7 +26,8 @@ class UserError(Exception):
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """An error for a wrong name: the nearest right ones first, then the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
+    near = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     nearest = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = ", ".join(names) or "none"
     return UserError(f"unknown {kind} {name!r}.{nearest} Known: {listed}.{' ' + hint if hint else ''}")

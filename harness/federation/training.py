@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import Purpose, torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
@@ -50,6 +51,11 @@ def train(
                 batch = replace(plain, start=start)
                 leaves = {name: theta[name].detach().requires_grad_() for name in stage.rates}
                 loss = method.loss({**theta, **leaves}, batch)
+                if loss.shape != (len(clients),):
+                    raise UserError(
+                        f"the loss of method {method.name!r} has shape {tuple(loss.shape)}, not one value per client "
+                        f"({len(clients)},); return the mean over each client's own images (docs/add-a-method.md)."
+                    )
                 grads: Sequence[Tensor | None] = torch.autograd.grad(
                     loss.sum(), list(leaves.values()), allow_unused=True
                 )

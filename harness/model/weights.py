@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import math
-import pickle
 import re
 import zipfile
 from dataclasses import dataclass
@@ -50,6 +49,11 @@ def backbone_spec(name: str, weights: str | None = None, image_size: int | None 
     base, dot, _ = name.partition(".")  # `vit_base_patch16_224.orig_in21k`: the tag says which of timm's weights
     if name != MICRO_VIT and (base not in known or (dot and name not in timm.list_pretrained(f"{base}.*"))):
         plain = [model for model in known if re.fullmatch(r"vit_[a-z]+_patch\d+_\d+", model)]
+        if base not in known and timm.is_model(base):
+            raise UserError(
+                f"backbone {name!r} is a model of timm, but no plain ViT, and prompts need its tokens; use one such as "
+                f"{', '.join((MICRO_VIT, 'vit_tiny_patch16_224', 'vit_base_patch16_224'))}."
+            )
         raise unknown("backbone", name, [MICRO_VIT, "micro-clip", *plain, *timm.list_pretrained(f"{base}.*")])
     size = image_size or (32 if name == MICRO_VIT else int(_timm_config(name)["input_size"][-1]))
     patch = _patch_size(name)
@@ -175,16 +179,10 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
         )
         state = state.get("model", state.get("state_dict", state))
         state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
-    except (
-        OSError,
-        RuntimeError,
-        EOFError,
-        AttributeError,  # a pickle of something that is no dictionary
-        pickle.UnpicklingError,
-        safetensors.SafetensorError,
-    ) as error:
+    except Exception as error:  # of bytes that are no pickle, or a pickle of something else, anything may come
         raise UserError(
-            f"weights {str(path)!r} are not a readable {path.suffix} file of tensors by name ({type(error).__name__})."
+            f"weights {str(path)!r} are not a readable {path.suffix} file of tensors by name ({type(error).__name__}); "
+            "fetch the file again, or save a model's state_dict() as .safetensors."
         ) from error
     expected = vit.state_dict()
     missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())

@@ -110,7 +110,7 @@ class Plan:
 
 
 def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None = None) -> Plan:
-    """Count all cells of ``suite``; time follows from ``flops`` per second, or is measured here with ``workers``."""
+    """Count all cells of ``suite``; time follows from ``flops`` per second and worker, or is measured here."""
     torch.set_num_threads(site.threads)  # small tensors: more threads would only wait for each other
     by_hash: dict[str, Cell] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
@@ -140,7 +140,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         seconds = 0.0 if finished else untimed.flops / flops if flops else _seconds(untimed, price_of[key], overhead)
         cell_plans[name] = replace(untimed, seconds=seconds)
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
-    together = sum(left) if not timed else makespan(left, workers) + started + overhead.start
+    together = makespan(left, workers) + (started + overhead.start if timed else 0.0)
     notes = tuple(known.note for known in data.values() if known.note) + busy
     return Plan(cell_plans, lines, together, notes)
 

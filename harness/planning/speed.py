@@ -1,80 +1,199 @@
-"""Speed, side by side: each group does the same work in several ways, timed in turn in one run."""
+"""Speed as ratios: each group does comparable work in several ways, which take turns in one process on one thread.
 
-import dataclasses
+CPU time is measured, not wall-clock time, so that other work on the machine matters little; medians of the turns count.
+"""
+
+import json
+import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from fedprompt.datasets import Dataset, load_dataset
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import assemble
-from fedprompt.harness.cells.site import Site
+from fedprompt.datasets import Dataset, Partition
+from fedprompt.harness.core.fields import build
+from fedprompt.harness.core.files import write_atomic
+from fedprompt.harness.core.memory import keep_freed_memory
 from fedprompt.harness.core.progress import track
+from fedprompt.harness.core.rng import numpy_rng, torch_rng
+from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.evaluation import count_correct
+from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import frozen_features
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.model.layer_inputs import LayerInputs
+from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
+from fedprompt.harness.planning.plain_loop import round_of
+from fedprompt.methods import Task, registry
 
 Work = Callable[[], object]
-BACKBONE = BackboneSpec("micro-vit", "random", 32)  # speed does not depend on what the weights are
+MICRO = BackboneSpec("micro-vit", "random", 32)  # speed does not depend on what the weights are
+TINY = BackboneSpec("vit_tiny_patch16_224", "random", 128)
+CLASSES = 20
+FLAGSHIP = {"pfedbayespt": 2.0, "pfedbayespt-g": 1.7, "pfedbayespt-d": 1.4}  # aims: a round over FedVPT-D's
+PLAIN = {32: 1.7, 16: 2.2, 4: 4.0, 2: 6.0}  # aims: a plain loop over a stacked round, by batch size
 
 
-def _federation(method: str, stack: int, batch_size: int = 32) -> Federation:
-    protocol = {"rounds": 1, "epochs": 1, "batch_size": batch_size, "stack": stack}
-    cell = make_cell(method, "glyph-domains", "domains:m=6,shots=6", BACKBONE, 0, {}, protocol)
-    return assemble(cell, Site())[2]
+@dataclass(frozen=True)
+class Line:
+    """One ratio of the table; ``at_most`` says on which side of ``aim`` it should be."""
+
+    work: str
+    reached: float
+    aim: float
+    at_most: bool = True
+
+    @property
+    def holds(self) -> bool:
+        return self.reached <= self.aim if self.at_most else self.reached >= self.aim
 
 
-def workloads() -> dict[str, dict[str, Work]]:
-    """Group to its ways; the first way of a group is what the others are compared with."""
+@cache
+def federation(
+    method: str,
+    spec: BackboneSpec = MICRO,
+    clients: int = 20,
+    images: int = 40,
+    batch_size: int = 16,
+    **params: Any,
+) -> Federation:
+    """``clients`` with ``images`` random pictures each to train on and as many to be tested on, all in one stack."""
+    vit, dataset = _backbone(spec), _pictures(2 * clients * images, spec.image_size)
+    rows = np.arange(2 * clients * images).reshape(2, clients, images)
+    partition = Partition(tuple(rows[0]), tuple(rows[1]), tuple(np.empty(0, np.int64) for _ in range(clients)))
+    cls = registry().get(method)
+    built: Any = build(cls.Params, {"length": 2, **params}, method)
+    features = frozen_features(vit, dataset) if "features" in cls.needs else None
+    inputs = LayerInputs(vit, dataset.images, cls.input_depth(built)) if "layer inputs" in cls.needs else None
+    data = ClientData(dataset, partition, cls.needs, features, layer_inputs=inputs)
+    task = Task(dataset.class_names, data.counts(CLASSES), "global")
+    protocol = Protocol(rounds=1, epochs=1, batch_size=batch_size, stack=clients, head="global")
+    return Federation(cls(built, vit, task), data, protocol, seed=0)
+
+
+@cache
+def _backbone(spec: BackboneSpec) -> FrozenViT:
+    return load_backbone(spec)
+
+
+@cache
+def _pictures(count: int, size: int) -> Dataset:
+    rng = numpy_rng(0, "data", "speed")
+    images = rng.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    names = tuple(map(str, range(CLASSES)))
+    labels = rng.integers(0, CLASSES, count)
+    return Dataset("pictures", images, labels, np.zeros(count, np.int64), np.zeros(count, bool), names, ("",), "")
+
+
+def a_round(ready: Federation) -> object:
+    return ready.step(ready.start())
+
+
+def an_evaluation(ready: Federation, sweep: bool = False) -> object:
+    state = ready.start()
+    return count_correct(ready, state, ready.theta(state, ready.members)[1], ready.members, "test", sweep)
+
+
+def passes_only(ready: Federation) -> Work:
+    """Forward and backward of the batches of a round, and nothing else."""
+    method, members = ready.method, ready.members
+    theta = ready.theta(ready.start(), members)[1]
+    orders = [torch_rng(0, "batches", 1, client) for client in members]
+    batches = list(ready.data.epoch(members, ready.protocol.batch_size, orders, orders, "train"))
+
+    def work() -> object:
+        for batch in batches:
+            leaves = {name: theta[name].detach().requires_grad_() for name in method.rates()}
+            torch.autograd.grad(method.loss({**theta, **leaves}, batch).sum(), list(leaves.values()), allow_unused=True)
+        return batches
+
+    return work
+
+
+def seconds(ways: Mapping[str, Work], turns: int, title: str) -> dict[str, float]:
+    """Median CPU seconds of each way; the first turn warms up."""
+    spent: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in track(range(turns + 1), title):
+        for way, work in ways.items():
+            begun = time.process_time()
+            work()
+            spent[way].append(time.process_time() - begun)
+    return {way: statistics.median(values[1:]) for way, values in spent.items()}
+
+
+def compare(turns: int = 5) -> Iterator[Line]:
+    """The table, line by line as it is measured."""
     torch.set_num_threads(1)
-    alone, stacked = _federation("fedvpt-d", 1), _federation("fedvpt-d", 6)
-    probe = _federation("head-tune", 6)
-    vit = alone.method.backbone
-    images = torch.randint(0, 256, (192, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    keep_freed_memory()
+    small: dict[str, Any] = {"spec": TINY, "clients": 4, "images": 32}
+    for name, sizes in (("micro-vit", {}), ("ViT-Tiny, 128 px", small)):
+        yield from _rounds(name, sizes, turns)
+    yield from _evaluations(turns)
+    for batch_size, aim in PLAIN.items():
+        yield _plain(batch_size, aim, turns)
+    yield _share_of_matmul(turns)
 
-    def whole_last_block() -> object:
-        return vit.forward(images, rows=vit.tokens)
 
-    def uncached_round() -> object:
-        frozen_features(vit, _visited(probe))
-        return probe.step(probe.start())
+def _rounds(name: str, sizes: dict[str, Any], turns: int) -> Iterator[Line]:
+    ready = {method: federation(method, **sizes) for method in ("fedvpt-d", *FLAGSHIP)}
+    ways: dict[str, Work] = {method: partial(a_round, fed) for method, fed in ready.items()}
+    ways["passes"] = passes_only(ready["fedvpt-d"])
+    spent = seconds(ways, turns, f"rounds, {name}")
+    for method, aim in FLAGSHIP.items():
+        yield Line(f"a round of {method} over FedVPT-D's, {name}", spent[method] / spent["fedvpt-d"], aim)
+    outside = 1 - spent["passes"] / spent["fedvpt-d"]
+    yield Line(f"share of a FedVPT-D round outside forward and backward, {name}", outside, 0.02 if sizes else 0.05)
 
-    return {
-        "a round of FedVPT-D, six clients": {
-            "one client at a time": lambda: alone.step(alone.start()),
-            "six clients stacked": lambda: stacked.step(stacked.start()),
-        },
-        "a forward pass of 192 images": {
-            "last block for all tokens": torch.no_grad()(whole_last_block),
-            "last block for CLS only": torch.no_grad()(lambda: vit.cls(images)),
-        },
-        "a round of Head-Tune": {
-            "features computed in the round": uncached_round,
-            "features computed once": lambda: probe.step(probe.start()),
-        },
+
+def _evaluations(turns: int) -> Iterator[Line]:
+    one, five, ten = (federation("pfedbayespt", samples=draws) for draws in (1, 5, 10))
+    ways = {
+        "one": partial(an_evaluation, one),
+        "five": partial(an_evaluation, five),
+        "ten": partial(an_evaluation, ten),
+        "sweep": partial(an_evaluation, ten, sweep=True),
     }
+    spent = seconds(ways, turns, "evaluations, micro-vit")
+    yield Line("evaluation with V = 5 over one draw, micro-vit", spent["five"] / spent["one"], 5.0)
+    yield Line("evaluation with V = 1..10 over V = 10, micro-vit", spent["sweep"] / spent["ten"], 1.05)
 
 
-def _visited(federation: Federation) -> Dataset:
-    """The images one round of ``federation`` visits, as a data set."""
-    whole = load_dataset("glyph-domains", image_size=BACKBONE.image_size)
-    visited = sum(federation.data.size(client) for client in federation.members)
-    return dataclasses.replace(whole, images=whole.images[:visited])
+def _plain(batch_size: int, aim: float, turns: int) -> Line:
+    ready = federation("fedvpt-d", batch_size=batch_size)
+    server = ready.start().server
+    ways: dict[str, Work] = {
+        "stacked": partial(a_round, ready),
+        "plain": partial(round_of, ready, server, ready.members),
+    }
+    spent = seconds(ways, turns, f"a plain loop, batches of {batch_size}")
+    work = f"a plain loop over a FedVPT-D round, micro-vit, batches of {batch_size}"
+    return Line(work, spent["plain"] / spent["stacked"], aim, at_most=False)
 
 
-def compare(repeats: int = 7) -> list[tuple[str, str, float, float]]:
-    """(group, way, median seconds, speed-up over the group's first way); ways take turns, so that drift hits all."""
-    rows = []
-    for group, ways in workloads().items():
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in track(range(repeats + 1), group):
-            for way, work in ways.items():
-                begun = time.perf_counter()
-                work()
-                times[way].append(time.perf_counter() - begun)
-        medians = {way: statistics.median(values[1:]) for way, values in times.items()}  # the first turn warms up
-        base = next(iter(medians.values()))
-        rows += [(group, way, seconds, base / seconds) for way, seconds in medians.items()]
-    return rows
+def _share_of_matmul(turns: int) -> Line:
+    """Counted FLOPs of a training step, per second, over those of a large matrix product."""
+    ready, side = federation("fedvpt-d", TINY, clients=2, images=16), 1024
+    matrix = torch.rand(side, side)
+    spent = seconds({"step": passes_only(ready), "matmul": lambda: matrix @ matrix}, turns, "a step and a matmul")
+    counted = cost(meta_method("fedvpt-d", shape_backbone(TINY), CLASSES, length=2), 1, 16, ())
+    speed = 32 * counted.train_flops / counted.images / spent["step"]
+    share = speed / (2 * side**3 / spent["matmul"])
+    return Line("ViT-Tiny training step at 128 px, share of the measured matmul speed", share, 0.6, at_most=False)
+
+
+def save(lines: list[Line], folder: Path) -> Path:
+    """The table as JSON, with the machine that it was measured on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = [{**asdict(line), "holds": line.holds} for line in lines]
+    machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}
+    path = folder / "ratios.json"
+    write_atomic(path, json.dumps({**machine, "lines": table}, indent=1).encode())
+    return path

@@ -25,6 +25,7 @@ from fedprompt.harness.core.rng import numpy_rng
 Array = NDArray[np.float64]
 
 RESAMPLES = 9999
+RESAMPLED_AT_ONCE = 10**7  # values; up to 1,000 clients in one piece
 PRIOR_CLIENTS = 20  # prior: the luck of a seed varies as the mean over this many clients does
 PRIOR_FREEDOM = 2  # degrees of freedom that the prior counts for
 MOST_FREEDOM = 8  # that prior and table together count for at most beside a row's own; rows are not all alike
@@ -156,7 +157,8 @@ def error_draws(differences: Array, error: float, freedom: float) -> Array:
 def _bootstrap_means(values: Array, rng: np.random.Generator) -> Array:
     if np.ptp(values) <= NOTHING:
         return np.zeros(RESAMPLES)
+    batch = max(1, RESAMPLED_AT_ONCE // len(values))  # of many clients, the resamples do not fit into memory together
     result = stats.bootstrap(
-        (values,), np.mean, axis=-1, n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=rng
+        (values,), np.mean, axis=-1, n_resamples=RESAMPLES, batch=batch, method="percentile", vectorized=True, rng=rng
     )
     return np.asarray(result.bootstrap_distribution - values.mean())

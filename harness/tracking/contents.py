@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedprompt.datasets import short_name
 from fedprompt.harness.cells.cell import Cell, cell_from_json
+from fedprompt.harness.cells.folder import damaged_file
 from fedprompt.harness.federation.metrics import per_round, trained_reading
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "FinishedRun":
+        if damaged := damaged_file(folder):
+            raise ValueError(f"{damaged} is not what the finished run wrote")
         summary = json.loads((folder / "summary.json").read_text())
         digest = hashlib.sha256((folder / "records.csv").read_bytes() + (folder / "rounds.csv").read_bytes())
         return cls(

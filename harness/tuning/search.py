@@ -9,9 +9,11 @@ mean of their validation averages. Their run folders are the queue and the resul
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell, make_cell
@@ -108,7 +110,7 @@ class Search:
     @cached_property
     def setup(self) -> str:
         """Digest of what is searched where. Equal in suites that share the setting, and in all versions of the code."""
-        cells = [replace(cell, code="").to_json() for cell in self.base]
+        cells = [replace(cell, code="", dataset=portable(cell.dataset)).to_json() for cell in self.base]
         return _digest(*cells, json.dumps(self.grid), *self.readings)
 
     @cached_property
@@ -136,6 +138,12 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
+def portable(dataset: str) -> str:
+    """A data set as tuned files name it: a user's folder by its own name, wherever it is kept."""
+    path, layout, levels = dataset.removeprefix("folder:").partition("?layout=")
+    return f"folder:{Path(path).name}{layout}{levels}" if dataset.startswith("folder:") else dataset
+
+
 def cell_key(cell: Cell) -> Key:
     return cell.method, cell.dataset, cell.partition, cell.protocol.head
 
@@ -155,6 +163,10 @@ def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) 
     for name in suite.tune.grid:
         if name not in known:
             raise unknown(f"parameter in tune.grid of suite {suite.name!r}", name, known)
+    datasets = sorted({setting.dataset for setting in suite.settings})
+    for name, count in Counter(map(portable, datasets)).items():
+        if count > 1:
+            raise UserError(f"suite {suite.name!r} has two folders {name!r}, and tuned values go by name; rename one.")
     found = (_search(suite, planned, budget, sampler) for planned in _trainings(suite).values())
     return [search for search in found if search.grid]
 

@@ -33,7 +33,7 @@ def search_space(
         checked = [getattr(build(cls.Params, {field.name: value}, text), field.name) for value in values]
         if backbone and field.name not in suite_grid:
             checked = [value for value in checked if is_rate(field.name) or _fits(cls, field.name, value, backbone)]
-        if checked or (field.name not in suite_grid and is_rate(field.name) and _has_effect(cls, field.name)):
+        if checked or (field.name not in suite_grid and is_rate(field.name)):
             space[field.name] = tuple(dict.fromkeys(checked))
     return space
 
@@ -51,11 +51,6 @@ def _fits(cls: type[Method], name: str, value: Any, backbone: BackboneSpec) -> b
 @lru_cache(maxsize=1)
 def _shapes(backbone: BackboneSpec) -> FrozenViT:
     return load_backbone(replace(backbone, weights="random"), device="meta")
-
-
-def _has_effect(cls: type[Method], rate: str) -> bool:
-    """On frozen features nothing but the head is trained, so `lr` is already its rate."""
-    return rate != "head_lr" or cls.needs != {"features"}
 
 
 def bounds(method: str, name: str) -> tuple[float, float]:

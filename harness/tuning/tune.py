@@ -12,8 +12,9 @@ from pathlib import Path
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
-from fedprompt.harness.cells.folder import is_done, is_locked, run_folder
+from fedprompt.harness.cells.folder import is_locked, run_folder
 from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.harness.cells.session import finished_cells, finished_outcomes
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.tuning.search import Point, Result, Search
 from fedprompt.harness.tuning.study import Study, tuning_lock
@@ -86,9 +87,9 @@ def _outcomes(
     """How each cell ended: before, here, or in another process, which is waited for once nothing else is left."""
     remaining = {cell.hash: cell for cell in cells}
     while remaining:
-        for cell in list(remaining.values()):
-            if is_done(run_folder(site.out, cell)):
-                yield CellOutcome(remaining.pop(cell.hash), run_folder(site.out, cell))
+        for outcome in finished_outcomes(finished_cells(list(remaining.values()), site.out), site):
+            del remaining[outcome.cell.hash]
+            yield outcome
         free = [cell for cell in remaining.values() if not is_locked(run_folder(site.out, cell))]
         for outcome in execute(free, site, tell, min(workers, len(free))) if free else ():
             if not outcome.locked:

@@ -13,11 +13,22 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError, check_keys
+from fedprompt.harness.cells.suite_shape import (
+    COUNT,
+    ENTRIES,
+    FIELDS,
+    NUMBER,
+    SEEDS,
+    TEXT,
+    VALUES,
+    Shape,
+    check_shape,
+)
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, searches
+from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, portable, searches
 from fedprompt.methods import registry
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
@@ -25,6 +36,22 @@ FORMAT = 2  # files of other formats are not used
 HEADER = (
     "# Written by `fedprompt tune`: chosen on held-out training data, never on test data. `fedprompt bench` uses it.\n"
 )
+
+
+REPEAT = Shape(
+    "a list of tables with seed, params and loss",
+    lambda value: (
+        isinstance(value, list)
+        and all(isinstance(choice, dict) and choice.keys() == {"seed", "params", "loss"} for choice in value)
+    ),
+)
+SHAPES = {
+    **dict.fromkeys((*KEY_NAMES, "study", "setup", "sampler", "code"), TEXT),
+    **dict.fromkeys(("value", "default_value"), NUMBER),
+    **dict.fromkeys(("trials", "finished", "failed"), COUNT),
+    **dict.fromkeys(("at_edge", "untried"), VALUES),
+    **{"params": FIELDS, "seeds": SEEDS, "repeat": REPEAT},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +83,6 @@ class Tuned:
     def key(self) -> Key:
         return self.method, self.dataset, self.partition, self.head
 
-    @property
-    def state(self) -> tuple[str, str]:
-        """Of the suite and of the code when this was chosen."""
-        return self.setup, self.code
-
 
 class Choice(NamedTuple):
     """A study's outcome, and the file that it comes from."""
@@ -75,10 +97,11 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
     if best is None or best.value is None:
         return None
     finished = sum(result.value is not None for result in results)
+    dataset = search.key[1]
     return Tuned(
-        **dict(zip(KEY_NAMES, search.key, strict=True)),
+        **{**dict(zip(KEY_NAMES, search.key, strict=True)), "dataset": portable(dataset)},
         params=best.point,
-        study=search.name,
+        study=search.name.replace(dataset, portable(dataset)),
         setup=search.setup,
         value=round(best.value, 6),
         default_value=None if default_value is None else round(default_value, 6),
@@ -112,16 +135,16 @@ def read_tuned(path: Path) -> list[Tuned]:
     """The entries of the file; none if it has another format."""
     try:
         raw = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"tuned values {path} cannot be read ({error}); tune again, or pass --untuned.") from error
     if raw.pop("format", 1) != FORMAT:
         return []
-    check_keys(raw, {"study"}, str(path))
+    check_shape(raw, {"study": ENTRIES}, str(path))
     return [_entry(entry, path) for entry in raw.get("study", [])]
 
 
 def _entry(raw: Mapping[str, Any], path: Path) -> Tuned:
-    check_keys(raw, {field.name for field in fields(Tuned)}, str(path))
+    check_shape(raw, SHAPES, f"a study in {path}")
     for field in fields(Tuned):
         if field.name not in raw and field.default is MISSING:
             raise UserError(f"a study in {path} lacks {field.name!r}; tune again, or pass --untuned.")
@@ -179,7 +202,12 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     So values of `paper` serve the suites that it includes, and the other way round. Files of ``out`` come before those
     of the package. A study that is out of date counts only if it is of this suite, and if there is no other.
     """
-    choices = [Choice(entry, file) for file in _files(suite, out) for entry in read_tuned(file)]
+    here = {portable(setting.dataset): setting.dataset for setting in suite.settings}
+    choices = [
+        Choice(replace(entry, dataset=here.get(entry.dataset, entry.dataset)), file)
+        for file in _files(suite, out)
+        for entry in read_tuned(file)
+    ]
     if not choices:
         return []
     setups = {search.key: search.setup for search in searches(suite)}
@@ -228,12 +256,13 @@ def _named(file: Path, out: Path) -> str:
 def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
     if not choices:
         return
-    current = {search.key: (search.setup, search.base[0].code) for search in searches(suite)}
-    outdated = [choice for choice in choices if choice.entry.state != current.get(choice.entry.key)]
+    # Not by the code: values are choices, not results, and those of the package outlive most of its commits.
+    current = {search.key: search.setup for search in searches(suite)}
+    outdated = [choice for choice in choices if choice.entry.setup != current.get(choice.entry.key)]
     if outdated:
         _tell(
             f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
-            f"the suite or the code (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
+            f"the suite (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
             "or pass --untuned"
         )
 

@@ -1,16 +1,26 @@
 """What text methods cost: floats at ViT-B/16 shapes, on `meta`, against the papers; texts, however many images."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
+from fedprompt.harness.conformance.toy import CLASS_NAMES, toy_clip
 from fedprompt.harness.core.fields import build
+from fedprompt.harness.federation.evaluation import adapt
+from fedprompt.harness.federation.training import train
 from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
-from fedprompt.methods import Method, State, Task, registry
+from fedprompt.harness.planning.cost import cost, shape_federation
+from fedprompt.methods import Method, State, Task, fedotp, registry
+from fedprompt.methods.pfedmoap import PFedMoAP
+from fedprompt.methods.pfedprompt import PFedPrompt
 
 TEXT_METHODS = [name for name in registry().names() if "text" in registry().get(name).needs]
 CLIENTS = 10
@@ -53,6 +63,7 @@ CASES = [
     ("fedmgp", 5_120, 5_120, 12_800),
     ("dp-fpl", 8_192, 8_192, 8_192),
     ("pfedmma", 8_448, 8_448, 666_112),
+    ("fedmvp", 9_882_624 - 36_864, 9_882_624 - 36_864, 0),  # without the low-rank stage of the public code
 ]
 
 
@@ -93,3 +104,38 @@ def test_texts_are_encoded_for_clients_and_classes_however_many_images_there_are
         federation.method.loss(theta, batch)
         counts.append(sum(encoded))
     assert counts[0] == counts[1] <= 5 * len(ALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXT_METHODS)
+def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(_: Tensor, inputs: Tensor | Sequence[Tensor], *__: Any, **___: Any) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in ([inputs] if isinstance(inputs, Tensor) else inputs)]
+
+    monkeypatch.setattr(torch.autograd, "grad", zeros)  # autograd wants a real device
+    monkeypatch.setattr(fedotp, "transport", lambda similarity, *_: torch.zeros_like(similarity))  # looks at values
+    monkeypatch.setattr(PFedMoAP, "travelled", Method.travelled)  # so do these two
+    monkeypatch.setattr(PFedPrompt, "longest", 4)
+    cls, clip = registry().get(name), toy_clip().to("meta")
+    task, params = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none"), build(cls.Params, {}, name)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        method = cls(params, clip.to_empty(device="cuda"), task)
+        federation = shape_federation(method, clients=2, batch_size=4)
+        clients, state = federation.members, federation.start()
+        received, theta = federation.theta(state, clients)
+        theta, loss = train(method, theta, method.stages(1), federation.data, clients, federation.protocol, (0, 2))
+        batch = next(federation.data.ordered(clients, "test", 4))
+        constants = method.begin_evaluation(theta, [batch])
+        sent = method.upload(theta, received)
+        seen = {**theta, **constants, "loss": loss, "scores": method.predict(theta, replace(batch, start=constants))}
+        seen |= method.aggregate(state.server, sent, federation.weights(clients), clients)
+        seen |= adapt(federation, state, clients, 1, newcomers=True)
+        assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
+
+
+@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp"])
+def test_constant_texts_are_no_part_of_a_steps_cost(name: str) -> None:
+    method = registry().get(name)
+    task = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none")
+    built = method(build(method.Params, {}, name), toy_clip().to("meta"), task)
+    assert cost(built, 2, 4).flops["train train"] == cost(built, 2, 4).flops["train train"]

@@ -29,9 +29,11 @@ def moments() -> random.Random:
     return random.Random(SEED)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
     terminalreporter.section("soak")
     for line in FIGURES:
         terminalreporter.write_line(line)
     lost = len(terminalreporter.stats.get("failed", [])) + len(terminalreporter.stats.get("error", []))
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        terminalreporter.write_line("stopped before the end")
     terminalreporter.write_line(f"{lost} properties violated; SOAK_SEED={SEED}" if lost else "nothing lost")

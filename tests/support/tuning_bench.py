@@ -14,6 +14,7 @@ import optuna
 import pytest
 
 from fedprompt.harness.cells import executor
+from fedprompt.harness.cells import session as session_module
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome
 from fedprompt.harness.cells.folder import is_done, open_folder
@@ -58,7 +59,7 @@ def only_search(suite: Suite, **options: Any) -> Search:
 class Untracked(StudyTracker):
     """Where MLflow is not the point."""
 
-    def _try(self, action: Callable[[], Any]) -> None:  # noqa: ARG002
+    def _try(self, action: Callable[[], Any], cell: Cell | None = None) -> None:  # noqa: ARG002
         return None
 
 
@@ -75,6 +76,7 @@ class Bench:
         self.storage = open_storage(f"sqlite:///{out}/optuna.db", out)
         monkeypatch.setattr(tune_module, "execute", self.execute)
         monkeypatch.setattr(tune_module, "POLL", 0.01)
+        monkeypatch.setattr(session_module, "data_checksum", lambda *_: "")  # no data are loaded
 
     def execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
@@ -117,6 +119,7 @@ def tune_beside_others(out: Path, log: Path, seconds: float, url: str = "") -> N
     run_folders.open_folder = partial(_slow_folder, log, seconds)
     executor.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
     tune_module.POLL = 0.1
+    session_module.data_checksum = lambda *_: ""
     suite = a_suite()
     storage = open_storage(url or f"sqlite:///{out}/optuna.db", out)
     studies = [Study(search, storage, out) for search in searches(suite)]

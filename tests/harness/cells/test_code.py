@@ -20,11 +20,8 @@ class Mine(FedVPT):
     def clip_norm(self):
         return 1.0
 """
-# Modules that a cell needs but that do not decide what it computes: messages, files, options, and images on their way
-# into the store, whose content has its own checksum.
-ELSEWHERE = {"errors", "fields", "files", "progress", "cell", "code", "folder", "journal", "site", "testing", "glyphs"}
-ELSEWHERE |= {"_download", "_folders", "_glyph_classes", "_glyph_styles", "_images", "_layouts", "_listing", "_plot"}
-ELSEWHERE |= {"_prepare", "_registry", "_sources", "_store", "glyph_fonts", "__init__"}
+# Modules that a cell needs but that do not decide what it computes.
+ELSEWHERE = {"errors", "fields", "files", "memory", "progress", "cell", "code", "folder", "journal", "site", "__init__"}
 
 
 def digest(folder: Path, source: str) -> str:
@@ -47,6 +44,12 @@ def test_an_edit_makes_a_difference(tmp_path: Path, old: str, new: str) -> None:
 def test_a_methods_helpers_count() -> None:
     files = {path.name for path in code._with_imports(code.METHODS / "pfedbayespt.py")}
     assert files == {"pfedbayespt.py", "_deep_rows.py", "_densities.py", "_pfedbayespt_params.py", "_token_encoder.py"}
+
+
+def test_partitions_count_and_pictures_do_not() -> None:
+    counted = {path.name for path in code.COMMON if path.parent == code.DATASETS}
+    assert counted >= {"_partition.py", "_sample.py", "_spec.py", "_splits.py"}
+    assert counted.isdisjoint({"_images.py", "_layouts.py", "glyphs.py"})
 
 
 def test_clip_counts_only_where_it_is_used() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedprompt.harness.cells import executor as executor_module
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import execute
 from fedprompt.harness.cells.run import RoundProgress
@@ -31,6 +32,19 @@ def test_a_diverged_cell_stops_alone_and_says_where(toy_cell: Cell, tmp_path: Pa
         assert first.error.startswith("diverged in round 1, client ")
         assert not (first.folder / "done").exists()
         assert not second.error
+
+
+def test_a_failure_that_cannot_be_noted_stops_nothing(
+    toy_cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(executor_module, "note_failure", full)
+    diverging = dataclasses.replace(toy_cell, params={**toy_cell.params, "lr": 1e38})
+    first, second = execute([diverging, toy_cell], Site(tmp_path), silent)
+    assert first.error.endswith(f"(nor can this be noted in {first.folder}: No space left on device)")
+    assert not second.error
 
 
 def test_a_crash_inside_training_is_kept_as_the_reason(

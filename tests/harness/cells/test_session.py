@@ -3,15 +3,21 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.run_folders import a_cell, done_folder
 
+from fedprompt.harness.cells import run as run_module
 from fedprompt.harness.cells import session as session_module
-from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.folder import is_locked, open_folder, run_folder
 from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.session import run_cells
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.model.weights import BackboneSpec
+
+MICRO = BackboneSpec("micro-vit", "random", 32)
 
 
 class Notes:
@@ -40,11 +46,53 @@ def test_observers_hear_of_rounds_and_ends(toy_cell: Cell, tmp_path: Path) -> No
 
 def test_finished_cells_are_reported_but_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "execute", lambda cells, *_: iter([] if not cells else 1 / 0))
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     cell, notes = a_cell(), Notes()
     folder = done_folder(tmp_path, cell)
     (outcome,) = run_cells([cell], Site(tmp_path), [notes])
     assert (outcome.folder, outcome.error) == (folder, "")
     assert notes.told == [(cell.hash, "finished")]
+
+
+def test_a_finished_cell_of_other_data_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "other glyphs")
+    cell, notes = a_cell(), Notes()
+    done_folder(tmp_path, cell)
+    (outcome,) = run_cells([cell], Site(tmp_path), [notes])
+    assert outcome.error.startswith("it was finished with other data (checksum glyphs, now other glyphs)")
+    assert notes.told == [(cell.hash, "it")]
+
+
+@pytest.mark.parametrize("name", ["records.csv", "summary.json", "done", "rounds.csv"])
+def test_a_damaged_file_of_a_finished_cell_fails_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
+    damaged, intact = a_cell(), a_cell(seed=1)
+    folder = done_folder(tmp_path, damaged)
+    done_folder(tmp_path, intact)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    outcomes = run_cells([damaged, intact], Site(tmp_path))
+    assert [outcome.error.split(";")[0] for outcome in outcomes] == [
+        f"{folder / name} is not what the finished run wrote",
+        "",
+    ]
+    assert "--restart-cell" in outcomes[0].error
+
+
+def test_replaced_images_of_a_folder_are_noticed(tmp_path: Path) -> None:
+    images = tmp_path / "pets"
+    pictures = np.random.default_rng(0).integers(0, 255, (2, 6, 8, 8, 3), np.uint8)
+    for label, name in enumerate(("cat", "dog")):
+        (images / name).mkdir(parents=True)
+        for index, pixels in enumerate(pictures[label]):
+            Image.fromarray(pixels).save(images / name / f"{index}.png")
+    protocol = {"rounds": 1, "epochs": 1}
+    cell = make_cell("fedvpt", f"folder:{images}", "dirichlet:alpha=10,clients=2,min_size=1", MICRO, 0, {}, protocol)
+    assert not run_cells([cell], Site(tmp_path / "out"))[0].error
+    Image.fromarray(255 - pictures[0][0]).save(images / "cat" / "0.png")
+    run_module._dataset.cache_clear()  # as a new process would
+    assert "finished with other data" in run_cells([cell], Site(tmp_path / "out"))[0].error
 
 
 def test_restart_runs_finished_cells(toy_cell: Cell, tmp_path: Path) -> None:

@@ -437,3 +437,13 @@ def test_a_policy_that_a_method_cannot_have_is_refused(method: str, policy: str,
 def test_a_backbone_without_text_is_refused_before_anything_is_built() -> None:
     with pytest.raises(UserError, match="method 'promptfl' needs text, which backbone 'micro-vit' does not offer"):
         make_cell("promptfl", "glyph-domains", "domains:m=1", parse_suite("x", RAW).backbone)
+
+
+def test_embedded_clip_shows_both_families_against_zero_shot() -> None:
+    suite = load_suite("embedded-clip")
+    assert {setting.control for setting in suite.settings} == {"zs-clip"}
+    assert {setting.dataset for setting in suite.settings} == {"glyph-domains", "glyph-100"}
+    assert (suite.backbone.name, len(suite.seeds)) == ("micro-clip", 3)
+    texts = {"coop", "promptfl", "promptfl-ft", "prompt-fedper", "prompt-fedprox", "prompt-fedamp", "pfedprompt"}
+    texts |= {"fedotp", "fedpgp", "pfedmoap", "pfeddc"}
+    assert texts | {"fedvpt-d", "head-tune"} <= {row.key for row in suite.rows}

@@ -1,5 +1,7 @@
 """The command line: what people type, rightly and wrongly."""
 
+import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from fedprompt.harness.cells import suite as suite_module
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import CellOutcome
 from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cli import COMMANDS, main
+from fedprompt.harness.cli import COMMANDS, build_parser, main
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -54,6 +56,9 @@ BAD_INPUT = {
     "missing plugin": ([*RUN, "--plugin", "nowhere.py"], "nowhere.py"),
     "unknown suite": (["bench", "smokee"], "'smoke'"),
     "unknown option": ([*RUN, "--sed", "1"], "--seed"),
+    "a suite file that is not there": (["bench", "mine.toml"], "there is no suite file 'mine.toml'"),
+    "another name of lr": ([*RUN, "--set", "learning_rate=0.1"], "Did you mean 'lr'?"),
+    "a model that is no plain ViT": ([*RUN, "--backbone", "resnet18"], "vit_tiny_patch16_224"),
     "unknown command": (["benhc"], "bench"),
     "method to check": (["check", "fedvtp"], "'fedvpt'"),
     "method to show": (["methods", "fedvtp"], "'fedvpt'"),
@@ -94,6 +99,50 @@ def test_weights_of_another_model_name_the_keys(tmp_path: Path, capsys: pytest.C
     assert "missing keys blocks.0" in message
     assert "unexpected keys conv1.weight" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_junk_weights_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "junk.pth").write_bytes(b"this is junk")
+    assert main([*RUN, "--weights", str(tmp_path / "junk.pth"), "--out", str(tmp_path / "out")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "not a readable .pth file of tensors by name" in line
+    assert "fetch the file again" in line
+
+
+def test_a_loss_that_is_one_number_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "scalar_for_cli.py"
+    plugin.write_text(
+        "from fedprompt.methods.head_tune import HeadTune\n"
+        "class Scalar(HeadTune):\n"
+        "    name = 'scalar-for-cli'\n"
+        "    def loss(self, theta, batch):\n"
+        "        return super().loss(theta, batch).sum()\n"
+    )
+    new_store(tmp_path)
+    words = replaced(method="scalar-for-cli", partition="domains:m=1,shots=1")
+    assert main([*words, *SMALL, "--plugin", str(plugin), "--out", str(tmp_path)]) == 1
+    assert "has shape (), not one value per client (6,)" in capsys.readouterr().err
+
+
+def test_results_follow_the_umask(tmp_path: Path) -> None:
+    new_store(tmp_path)
+    before = os.umask(0o022)
+    try:
+        words = replaced(method="head-tune", partition="domains:m=1,shots=1")
+        assert main([*words, *SMALL, "--out", str(tmp_path)]) == 0
+    finally:
+        os.umask(before)
+    [folder] = (tmp_path / "runs").iterdir()
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir() if path.name != ".lock"}
+    assert set(modes.values()) == {"0o644"}, modes
+
+
+def test_suites_and_all_options_have_help() -> None:
+    parser = build_parser()
+    [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in commands.choices.items():
+        assert [action.dest for action in command._actions if not action.help] == [], name
+    assert "smoke" in commands.choices["bench"].format_help()
 
 
 @pytest.fixture
@@ -197,6 +246,7 @@ def test_bench_expands_its_suite_once_and_reports(
 
     monkeypatch.setattr(suite_module, "make_cell", counted)
     monkeypatch.setattr(session_module, "execute", finish_at_once)
+    monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     new_store(tmp_path)
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
     assert len(made_cells) == 8
@@ -220,3 +270,13 @@ def test_a_failed_cell_is_named_and_the_exit_code_is_one(
     words = [*replaced(method="head-tune", partition="domains:m=1,shots=2"), *SMALL, "--out", str(tmp_path)]
     assert main(words) == 1
     assert "RuntimeError: the [prompt] exploded" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "report.md")
+
+    monkeypatch.setattr("fedprompt.harness.tracking.tracker.sync", full)
+    assert main(["sync"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "fedprompt: No space left on device: report.md; mend that, then run the command again"

@@ -244,6 +244,13 @@ def test_a_cell_counts_where_it_is_shown_first(tmp_path: Path) -> None:
     assert lines["flops"].sum() == sum(cell.flops for cell in plan.cells.values())
 
 
+def test_several_machines_of_given_speed_share_the_cells(tmp_path: Path) -> None:
+    suite = parse_suite("x", RAW).only(["fedvpt"])
+    plans = [plan_suite(suite, Site(out=tmp_path), workers=workers, flops=1e9) for workers in (1, 100)]
+    seconds = [cell.flops / 1e9 for cell in plans[0].cells.values()]
+    assert [plan.seconds for plan in plans] == pytest.approx([sum(seconds), max(seconds)])
+
+
 def test_finished_cells_take_no_time(tmp_path: Path) -> None:
     suite = parse_suite("x", RAW).only(["fedvpt"])
     done = suite.cells()[0]

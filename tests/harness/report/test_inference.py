@@ -6,6 +6,7 @@ import pytest
 from support.simulated_tables import CONTROL, simulated_table
 
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.report import components
 from fedprompt.harness.report.inference import deciles, distinguishable, holm, paired, ranking, versus_best
 
 
@@ -193,3 +194,10 @@ def test_a_single_row_has_no_leader() -> None:
 def test_deciles_are_over_clients_of_all_seeds() -> None:
     table = frame(a=[[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], [0.6, 0.7, 0.8, 0.9, 1.0, np.nan]])
     assert deciles(table).loc["a"].to_dict() == pytest.approx({"p10": 10, "p50": 50, "p90": 90})
+
+
+def test_resamples_of_many_clients_are_drawn_in_pieces_without_changing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = simulated_table(0)
+    whole = paired(table, CONTROL)
+    monkeypatch.setattr(components, "RESAMPLED_AT_ONCE", 1000)
+    assert paired(table, CONTROL) == whole

@@ -1,3 +1,4 @@
+import json
 import shutil
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 from support.report_suites import a_setting, a_suite, every_kind, run_all
 from support.run_folders import BACKBONE, done_folder
 
+from fedprompt.harness.cells.folder import finish
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.tracking.tracker import Tracker, sync
@@ -59,6 +61,7 @@ def test_a_hash_of_digits_stays_text(tmp_path: Path, uri: str) -> None:
     folder = done_folder(tmp_path, suite.cells()[0])
     text = (folder / "records.csv").read_text()
     (folder / "records.csv").write_text(text.replace("0123456789abcdef", "0000000000001e10"))
+    finish(folder, json.loads((folder / "summary.json").read_text()))
     sync(tmp_path, uri)
     assert collect(suite, uri).records["partition"].unique().tolist() == ["0000000000001e10"]
 

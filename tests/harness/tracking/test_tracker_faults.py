@@ -1,5 +1,6 @@
 """What a store may refuse, repeat or lose, and what a damaged folder costs: one run, never the others."""
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ import pytest
 from mlflow.exceptions import INVALID_PARAMETER_VALUE, MlflowException
 from support.run_folders import a_cell, done_folder, new_store
 
+from fedprompt.harness.cells.folder import finish
 from fedprompt.harness.tracking import store, tracker
 from fedprompt.harness.tracking.contents import accepted_name
 from fedprompt.harness.tracking.marker import MARKER
@@ -35,6 +37,7 @@ def test_a_name_that_mlflow_refuses_is_made_acceptable(tmp_path: Path, uri: str,
     table = folder / "rounds.csv"
     header, rest = table.read_text().split("\n", 1)
     table.write_text(f"{header.replace('diagnostics/kl', chr(34) + 'diagnostics/' + name + chr(34))}\n{rest}")
+    finish(folder, json.loads((folder / "summary.json").read_text()))
     assert Tracker(uri, tmp_path).finish(folder)
     [run] = runs(uri)
     assert run.data.metrics[accepted_name(f"round/diagnostics/{name}")] == 6.0

@@ -30,7 +30,7 @@ def test_a_parameter_that_no_method_has_is_refused_with_the_nearest() -> None:
 def test_a_value_that_a_parameter_cannot_take_is_refused() -> None:
     with pytest.raises(UserError, match="out of range"):
         searches(a_suite(**tune(grid={"lr": [-1]})))
-    with pytest.raises(UserError, match="is not a list of values"):
+    with pytest.raises(UserError, match="is not a table of lists"):
         searches(a_suite(**tune(grid={"lr": 0.1})))
 
 

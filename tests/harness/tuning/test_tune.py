@@ -17,7 +17,7 @@ from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_tria
 from fedprompt.harness.cells import run as cell_run
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
-from fedprompt.harness.cells.folder import is_locked, open_folder, run_folder
+from fedprompt.harness.cells.folder import finish, is_locked, open_folder, run_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import load_suite
@@ -96,8 +96,7 @@ def test_the_value_is_the_mean_over_the_tuning_seeds(bench: Bench) -> None:
 
 def test_an_accuracy_that_is_no_number_is_a_failure(bench: Bench, suite: Suite) -> None:
     [cell] = only_search(suite).cells({"lr": 0.3})
-    summary = bench.finish(cell) / "summary.json"
-    summary.write_text('{"average": NaN}')
+    finish(bench.finish(cell), {"average": float("nan"), "data_checksum": "glyphs"})
     [study] = bench.tune(suite)
     assert study.results[2] == Result({"lr": 0.3}, reason="the validation accuracy is nan")
 

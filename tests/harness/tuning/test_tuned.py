@@ -15,13 +15,14 @@ from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli import main
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tuning import tuned as tuned_module
-from fedprompt.harness.tuning.search import KEY_NAMES, searches
+from fedprompt.harness.tuning.search import KEY_NAMES, Result, searches
 from fedprompt.harness.tuning.tuned import (
     Tuned,
     load_tuned,
     read_tuned,
     shipped_folder,
     tuned_choices,
+    tuned_entry,
     tuned_path,
     tuning_notes,
     with_tuned,
@@ -54,6 +55,22 @@ def entry(suite: Suite, **changes: Any) -> Tuned:
         "code": search.base[0].code,
     }
     return Tuned(**(values | changes))
+
+
+def test_a_users_folder_goes_by_its_name_wherever_it_is_kept(tmp_path: Path) -> None:
+    def a_suite_of(dataset: str) -> Suite:
+        return a_suite(settings=[{"table": "T", "dataset": dataset, "partition": "domains:m=2"}])
+
+    suite, moved = a_suite_of("folder:/home/me/pets"), a_suite_of("folder:/data/pets")
+    search = only_search(suite)
+    chosen = tuned_entry(search, [Result({"lr": 0.3}, 0.7, by_seed=(0.6, 0.8))])
+    assert chosen is not None
+    write_tuned(tuned_path(suite, tmp_path), [chosen])
+    text = tuned_path(suite, tmp_path).read_text()
+    assert "folder:pets" in text
+    assert "/home" not in text
+    [(found, _)] = tuned_choices(moved, tmp_path)
+    assert (found.dataset, found.setup) == ("folder:/data/pets", only_search(moved).setup)
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -120,6 +137,11 @@ def test_the_file_reads_well(tmp_path: Path) -> None:
         ("[[study]", "cannot be read"),
         ("format = 2\ndate = 1", "unknown key in"),
         ("format = 2\n[[study]]\nmethod = 'fedvpt'", "lacks 'dataset'"),
+        ("format = 2\nstudy = 3", "study = 3 is not a list of tables"),
+        ("format = 2\n[[study]]\nmethod = ['fedvpt']", "is not text"),
+        ("format = 2\n[[study]]\nparams = 1", "params = 1 is not a table"),
+        ("format = 2\n[[study]]\nrepeat = [{}]", "with seed, params and loss"),
+        ("x = " + "[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
