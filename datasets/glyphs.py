@@ -23,7 +23,7 @@ from fedprompt.harness.core.files import cache_dir
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.core.rng import torch_rng
 
-VERSION = 3  # raise it when the drawing code changes, so that old caches are not mistaken for new ones
+VERSION = 2  # raise it when the drawing code changes, so that old caches are not mistaken for new ones
 SEEN_STYLES = ("print",)  # what micro-vit was pretrained on; all other styles are shifts for it
 
 
@@ -40,10 +40,10 @@ class GlyphSet:
 
 
 def colour(mask: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """The style of glyph-100: a random colour on a slightly lighter one, with noise."""
+    """The style of glyph-100: a random colour on a lighter one, with noise."""
     ink = uniform(0, 0.5, len(mask), 3, 1, 1, rng=rng)
-    scene = blend(mask, ink, ink + uniform(0.15, 0.3, len(mask), 3, 1, 1, rng=rng))
-    return scene + 0.12 * torch.randn(scene.shape, generator=rng)
+    scene = blend(mask, ink, ink + uniform(0.3, 0.5, len(mask), 3, 1, 1, rng=rng))
+    return scene + 0.08 * torch.randn(scene.shape, generator=rng)
 
 
 DRAW: dict[str, Style] = {**STYLES, "colour": colour}
