@@ -1,7 +1,6 @@
 """FedCLIP: an attention mask over the coordinates of the image feature, averaged; both towers and all texts stay."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,8 +8,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.methods._attention import affine, affine_init
-from fedprompt.methods._contract import State
+from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
 
 
@@ -29,14 +29,14 @@ class FedCLIP(TextMethod):
     payload_formula = "2*(d^2 + d) each way"
     Params = FedCLIPParams
 
+    def __init__(self, params: FedCLIPParams, backbone: FrozenCLIP, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        templates = [params.template] if params.template else None
+        self._classes = backbone.template_features(task.class_names, templates)
+
     def init_server(self, rng: torch.Generator) -> State:
         dim = self.backbone.dim
         return {**affine_init("first", dim, dim, rng), **affine_init("second", dim, dim, rng)}
-
-    @cached_property
-    def _classes(self) -> Tensor:
-        template = self.params.template
-        return self.backbone.template_features(self.task.class_names, [template] if template else None)
 
     def class_features(self, theta: State) -> Tensor:
         return self._classes.expand(len(theta["first.bias"]), -1, -1)

@@ -5,7 +5,6 @@ and scores its own classes alone.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,6 +58,8 @@ class FedMVP(TextMethod):
         super().__init__(params, backbone, task)
         if backbone.width % params.heads:
             raise UserError(f"fedmvp: heads = {params.heads} does not divide the image tower's {backbone.width}.")
+        templates = [params.template] if params.template else None
+        self.texts = backbone.template_features(task.class_names, templates)  # (C, d)
 
     def init_server(self, rng: torch.Generator) -> State:
         width = self.backbone.width
@@ -69,12 +70,6 @@ class FedMVP(TextMethod):
         width, dim = self.backbone.width, self.backbone.dim
         floats = dim * width + width + 2 * 2 * width + attention_floats(width) + gated_floats(width)
         return floats, floats
-
-    @cached_property
-    def texts(self) -> Tensor:
-        """Normalised features of the classes under the template, computed once, (C, d)."""
-        template = str(self.params.template)
-        return self.backbone.template_features(self.task.class_names, [template] if template else None)
 
     def class_features(self, theta: State) -> Tensor:
         return self.texts.expand(len(theta["map.bias"]), -1, -1)

@@ -4,7 +4,6 @@ A contrast keeps the shared context near hand-written prompts and apart from the
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,8 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.fields import option
 from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.text import PLACEHOLDER
-from fedprompt.methods._contract import State
+from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
 
@@ -38,6 +38,12 @@ class FedPGP(TextMethod):
     payload_formula = "m*d_t each way"
     Params = FedPGPParams
 
+    def __init__(self, params: FedPGPParams, backbone: FrozenCLIP, task: Task) -> None:
+        super().__init__(params, backbone, task)
+        words = " ".join([PLACEHOLDER] * params.length)
+        templates = [f"{words} {{}}."] if params.ref == "placeholder" else None
+        self.reference = backbone.template_features(task.class_names, templates)  # of the fixed prompt, (C, d)
+
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
         rows, rank, width = int(self.params.length), int(self.params.rank), self.backbone.text.width
         shapes = {"left": (rows, rank), "right": (rank, width)}
@@ -45,13 +51,6 @@ class FedPGP(TextMethod):
 
     def context(self, theta: State) -> Tensor:
         return theta["context"] + theta["left"] @ theta["right"]
-
-    @cached_property
-    def reference(self) -> Tensor:
-        """Text features of the fixed prompt, (C, d)."""
-        words = " ".join([PLACEHOLDER] * int(self.params.length))
-        templates = [f"{words} {{}}."] if self.params.ref == "placeholder" else None
-        return self.backbone.template_features(self.task.class_names, templates)
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
         if not self.params.mu:

@@ -56,6 +56,7 @@ class FedTPG(TextMethod):
         super().__init__(params, backbone, task)
         if backbone.text.width % params.heads:
             raise UserError(f"fedtpg: heads = {params.heads} does not divide the text tower's {backbone.text.width}.")
+        self.names = backbone.template_features(task.class_names, ["{}"])  # of the bare class names, (C, d)
 
     def init_server(self, rng: torch.Generator) -> State:
         width, dim = self.backbone.text.width, self.backbone.dim
@@ -69,11 +70,6 @@ class FedTPG(TextMethod):
         floats = self.context_floats + 2 * 2 * width + attention_floats(width) + gated_floats(width)
         floats += dim * width + width if dim != width else 0
         return floats, floats
-
-    @cached_property
-    def names(self) -> Tensor:
-        """Normalised text features of the bare class names, (C, d)."""
-        return self.backbone.template_features(self.task.class_names, ["{}"])
 
     @cached_property
     def distinct(self) -> Tensor:

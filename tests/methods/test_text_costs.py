@@ -17,7 +17,7 @@ from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
-from fedprompt.harness.planning.cost import shape_federation
+from fedprompt.harness.planning.cost import cost, shape_federation
 from fedprompt.methods import Method, State, Task, fedotp, registry
 from fedprompt.methods.pfedmoap import PFedMoAP
 from fedprompt.methods.pfedprompt import PFedPrompt
@@ -131,3 +131,11 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
         seen |= method.aggregate(state.server, sent, federation.weights(clients), clients)
         seen |= adapt(federation, state, clients, 1, newcomers=True)
         assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
+
+
+@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp"])
+def test_constant_texts_are_no_part_of_a_steps_cost(name: str) -> None:
+    method = registry().get(name)
+    task = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none")
+    built = method(build(method.Params, {}, name), toy_clip().to("meta"), task)
+    assert cost(built, 2, 4).flops["train train"] == cost(built, 2, 4).flops["train train"]
