@@ -20,7 +20,7 @@ from fedprompt.harness.federation.metrics import finetuned_reading, per_client, 
 from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
-from fedprompt.harness.tracking.store import find_runs
+from fedprompt.harness.tracking.store import FoundRuns, find_runs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -84,15 +84,17 @@ class Recorded:
         return Recorded(self.suite, planned, *frames)
 
 
-def collect(suite: Suite, uri: str, out: Path | None = None, accept_code: bool = False) -> Recorded:
+def collect(
+    suite: Suite, uri: str, out: Path | None = None, accept_code: bool = False, found: FoundRuns | None = None
+) -> Recorded:
     """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``.
 
-    Runs of other code than the present count only with ``accept_code``.
+    Runs of other code than the present count only with ``accept_code``. ``found`` are the suite's runs, if known.
     """
     planned = suite.planned()
     hashes = [entry.cell.hash for entry in planned]
     cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
-    found = find_runs(uri, cells.values())
+    found = found or find_runs(uri, cells.values())
     runs = {**found.own, **found.older} if accept_code else found.own
     finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
     places = _places(suite, planned)

@@ -3,7 +3,6 @@
 README and docs/results.md hold its text; tests compare them with the published files.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -14,30 +13,34 @@ from fedprompt.harness.report.inference import LEVEL
 SAID = "## What the tables say\n"
 
 
-NOTE = (
-    "Average accuracy in percent and, in brackets, the gain over no prompt under the same policy, in points; † where "
-    "it can be told from zero at 5 %, adjusted for all comparisons of the column; bold where the best can be told from "
-    "the second."
-)
-
-
 def excerpt(folder: Path) -> str:
     """Markdown from `tables.csv` and `report.md` of a published run."""
-    return f"{main_table(folder)}\n\n{NOTE}\n\n{said(folder)}\n"
-
-
-def main_table(folder: Path) -> str:
-    """Methods by setting and head policy."""
     numbers = pd.read_csv(folder / "tables.csv")
     main = numbers[(numbers["kind"] == "heterogeneity") & (numbers["metric"] == "average")]
+    return f"{_table(main)}\n\n{_note(main)}\n\n{_said((folder / 'report.md').read_text())}\n"
+
+
+def _table(main: pd.DataFrame) -> str:
+    """Methods by setting and, where there are several, head policy."""
     columns = list(main[["setting", "policy"]].drop_duplicates().itertuples(index=False, name=None))
+    several = main["policy"].nunique() > 1
+    heads = [f"{setting}, {POLICY_HEADINGS[policy].lower()}" if several else setting for setting, policy in columns]
     entries = {(n["setting"], n["policy"], n["title"]): _entry(n) for n in main.to_dict("records")}
-    heads = [f"{setting}, {POLICY_HEADINGS[policy].lower()}" for setting, policy in columns]
     rows = [
         f"| {title} | {' | '.join(entries.get((*column, title), '') for column in columns)} |"
         for title in main["title"].unique()
     ]
     return "\n".join([f"| | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(columns), *rows])
+
+
+def _note(main: pd.DataFrame) -> str:
+    control = " or ".join(main.loc[main["control"].astype(bool), "title"].unique()).replace("No prompt", "no prompt")
+    same = " under the same policy" if main["policy"].nunique() > 1 else ""
+    return (
+        f"Average accuracy in percent and, in brackets, the gain over {control}{same}, in points; † where it can be "
+        "told from zero at 5 %, adjusted for all comparisons of the column; bold where the best can be told from the "
+        "second."
+    )
 
 
 def _entry(number: dict[object, object]) -> str:
@@ -48,11 +51,7 @@ def _entry(number: dict[object, object]) -> str:
     return f"{accuracy} ({gain:+.1f}{'†' if p < LEVEL else ''})".replace("-", "−")
 
 
-def said(folder: Path) -> str:
+def _said(report: str) -> str:
     """The report's sentences."""
-    return "\n".join(_said((folder / "report.md").read_text()))
-
-
-def _said(report: str) -> Iterator[str]:
     section = report.partition(SAID)[2].partition("\n## ")[0]
-    yield from (line for line in section.splitlines() if line.startswith("- "))
+    return "\n".join(line for line in section.splitlines() if line.startswith("- "))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.tracking.store import find_runs
+from fedprompt.harness.tracking.store import FoundRuns, find_runs
 
 STAMP, TEXT = ".stamp", "report.txt"  # what the report was made from; what the terminal showed
 
@@ -19,7 +19,9 @@ def still_holds(suite: Suite, uri: str, out: Path, accept_code: bool = False) ->
         stamp, text = (folder / STAMP).read_text(), (folder / TEXT).read_text()
     except OSError:
         return None
-    return text if (folder / "index.html").exists() and stamp == make_stamp(suite, uri, out, accept_code) else None
+    if not (folder / "index.html").exists():
+        return None
+    return text if stamp == make_stamp(suite, find_runs(uri, suite.cells()), out, accept_code) else None
 
 
 def write_stamp(folder: Path, stamp: str, text: str) -> None:
@@ -27,12 +29,11 @@ def write_stamp(folder: Path, stamp: str, text: str) -> None:
     write_atomic(folder / STAMP, stamp.encode())
 
 
-def make_stamp(suite: Suite, uri: str, out: Path, accept_code: bool) -> str:
+def make_stamp(suite: Suite, found: FoundRuns, out: Path, accept_code: bool) -> str:
     """Digest of the suite, its recorded runs, the tuned and printed values, and the code that reports them."""
     entries = [
         (*asdict(entry.setting).items(), entry.row.title, entry.policy, entry.cell.hash) for entry in suite.planned()
     ]
-    found = find_runs(uri, suite.cells())
     runs = [(key, run) for group in (found.own, found.older) for key, run in group.items()]
     states = sorted((key, run.info.run_id, run.info.status, run.info.end_time or 0) for key, run in runs)
     failures = sorted(str(path) for path in (out / "runs").glob("*/failed.json"))

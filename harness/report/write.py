@@ -16,6 +16,7 @@ from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
+from fedprompt.harness.tracking.store import find_runs
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
 DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell
@@ -27,8 +28,9 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
 
     A report that would lose numbers is printed, but does not replace the one that has them.
     """
-    stamp = make_stamp(suite, uri, out, accept_code)  # before anything is read, so that a later run is noticed
-    recorded = collect(suite, uri, out, accept_code)
+    found = find_runs(uri, suite.cells())
+    stamp = make_stamp(suite, found, out, accept_code)
+    recorded = collect(suite, uri, out, accept_code, found)
     results = recorded.results
     folder = out / "report" / suite.name
     loss = _loss(folder / "cells.csv", results)

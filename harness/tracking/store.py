@@ -109,7 +109,7 @@ def experiment_name(dataset: str) -> str:
 class FoundRuns(NamedTuple):
     """Runs by the hash of their cell."""
 
-    own: "dict[str, Run]"  # a finished one where a cell has several
+    own: "dict[str, Run]"  # the finished one, if a cell has several
     older: "dict[str, Run]"  # of cells without a finished run: the last one that other code has finished
 
 

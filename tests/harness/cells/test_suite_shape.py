@@ -152,5 +152,5 @@ def test_files_that_cannot_be_a_suite(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown suite"):
+    with pytest.raises(UserError, match="there is no suite file"):
         load_suite("x" * 5000 + ".toml")
