@@ -41,7 +41,8 @@ def report(args: Namespace) -> None:
     page = write_report(suite, options.tracking_uri(args), args.out, Console(), args.accept_code)
     if args.publish:
         publish(suite, args.out, args.publish)
-        write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])
+        if suite.tuned:
+            write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])
         print(f"Published: {args.publish}")
     if args.against:
         verdict = against(page.parent, args.against)

@@ -51,11 +51,9 @@ def publish(suite: Suite, out: Path, folder: Path) -> None:
     write_atomic(folder / "suite.toml", suite_path(suite.file or suite.name).read_bytes())
     shutil.rmtree(folder / "figures", ignore_errors=True)
     shutil.copytree(report / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.pdf"))
-    commands = f"    fedprompt tune {suite.name}\n    fedprompt bench {suite.name}\n"
-    text = (
-        f"# {suite.title}\n\n{len(cells)} cells. Made by\n\n{commands}    fedprompt report {suite.name} --publish DIR\n"
-    )
-    write_atomic(folder / "README.md", text.encode())
+    words = [(word, more) for word, more in COMMANDS if word != "tune" or suite.tuned]
+    commands = "".join(f"    fedprompt {word} {suite.name}{more}\n" for word, more in words)
+    write_atomic(folder / "README.md", f"# {suite.title}\n\n{len(cells)} cells. Made by\n\n{commands}".encode())
 
 
 def _described(out: Path, cell: Cell) -> dict[str, object]:

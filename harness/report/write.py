@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+from filelock import FileLock
 from rich.console import Console
 
 from fedprompt.harness.cells.suite import Suite
@@ -26,8 +27,16 @@ FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy"
 def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool = False) -> Path:
     """Print the tables of ``suite`` and write them as Markdown, LaTeX, CSV and one page; returns the page's file.
 
-    A report that would lose numbers is printed, but does not replace the one that has them.
+    A report that would lose numbers is printed, but does not replace the one that has them. Two processes that report
+    one suite take turns.
     """
+    folder = out / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{suite.name}.lock"):
+        return _write_report(suite, uri, out, console, accept_code)
+
+
+def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool) -> Path:
     found = find_runs(uri, suite.cells())
     stamp = make_stamp(suite, found, out, accept_code)
     recorded = collect(suite, uri, out, accept_code, found)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -156,3 +157,12 @@ def test_without_printed_values_it_is_said(
     text = report(every_kind((0,)), uri, tmp_path)[1]
     assert "Left out: no printed values of these settings were found" in text
     assert "Left out" not in report(a_suite(), uri, tmp_path)[1]
+
+
+@pytest.mark.slow
+def test_two_reports_of_one_suite_take_turns(tmp_path: Path, uri: str) -> None:
+    suite = every_kind()
+    run_all(suite, uri, tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        pages = list(threads.map(lambda _: report(suite, uri, tmp_path)[1], range(2)))
+    assert pages[0] == pages[1]
