@@ -10,14 +10,15 @@ import pandas as pd
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.inference import LEVEL
 
-SAID = "## What the tables say\n"
+SECTIONS = ("What the tables say", "Tuned values")  # whose sentences it holds
 
 
 def excerpt(folder: Path) -> str:
     """Markdown from `tables.csv` and `report.md` of a published run."""
     numbers = pd.read_csv(folder / "tables.csv")
     main = numbers[(numbers["kind"] == "heterogeneity") & (numbers["metric"] == "average")]
-    return f"{_table(main)}\n\n{_note(main)}\n\n{_said((folder / 'report.md').read_text())}\n"
+    report = (folder / "report.md").read_text()
+    return "\n\n".join([_table(main), _note(main), *filter(None, (_said(report, title) for title in SECTIONS))]) + "\n"
 
 
 def _table(main: pd.DataFrame) -> str:
@@ -51,7 +52,7 @@ def _entry(number: dict[object, object]) -> str:
     return f"{accuracy} ({gain:+.1f}{'†' if p < LEVEL else ''})".replace("-", "−")
 
 
-def _said(report: str) -> str:
-    """The report's sentences."""
-    section = report.partition(SAID)[2].partition("\n## ")[0]
+def _said(report: str, title: str) -> str:
+    """The sentences of one section of the report, before its first table."""
+    section = report.partition(f"\n## {title}\n")[2].partition("\n## ")[0].partition("\n|")[0]
     return "\n".join(line for line in section.splitlines() if line.startswith("- "))

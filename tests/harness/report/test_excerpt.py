@@ -23,10 +23,10 @@ NUMBERS = {
 def test_accuracies_gains_marks_and_sentences(tmp_path: Path) -> None:
     pd.DataFrame(NUMBERS).to_csv(tmp_path / "tables.csv", index=False)
     (tmp_path / "report.md").write_text(
-        "# T\n\n## What the tables say\n\n- A gains.\n- B does not.\n\n## More\n\n- no\n"
+        "# T\n\n## What the tables say\n\n- A gains.\n- B does not.\n\n## More\n\n- no\n\n## Tuned values\n\n- Tuned.\n"
     )
     lines = excerpt(tmp_path).splitlines()
     assert lines[0] == "| | m=1 |"
     assert "the gain over no prompt, in points" in lines[6]
     assert lines[2:5] == ["| No prompt | 50.0 |", "| FedVPT | **55.1** (+5.0†) |", "| SGPT | 49.0 (−1.0) |"]
-    assert lines[-2:] == ["- A gains.", "- B does not."]
+    assert lines[-4:] == ["- A gains.", "- B does not.", "", "- Tuned."]
