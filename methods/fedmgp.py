@@ -1,6 +1,6 @@
 """FedMGP: several short pairs of text and visual prompts per client, kept apart by a loss; a few of them are exchanged.
 
-After a visit a client draws the groups that it sends, the likelier the nearer they are to what the server sent last.
+After a visit, a client draws which groups to send; those closer to what the server sent last are more likely.
 What comes back takes their places; the other groups stay its own.
 """
 
