@@ -186,9 +186,7 @@ class Federation:
         return (sizes / sizes.sum()).to(self.data.device)
 
 
-def require_finite(
-    stacked: State, clients: Sequence[int], round_: int, what: str = "loss or trained tensors"
-) -> None:
+def require_finite(stacked: State, clients: Sequence[int], round_: int, what: str = "loss or trained tensors") -> None:
     """A client whose ``stacked`` tensors are no longer numbers ends the run: nothing after it would mean anything."""
     per_client = [tensor.isfinite().unsqueeze(-1).flatten(1).all(1) for tensor in stacked.values() if tensor.dim()]
     finite = torch.stack(per_client).all(0)

@@ -1,4 +1,4 @@
-"""Numbers that are no longer finite end a run at once, wherever they appear first: nothing after them means anything."""
+"""Numbers that are not finite end a run at once, wherever they appear first: nothing after them means anything."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def test_a_server_that_overflows_in_the_last_round_is_noticed() -> None:
 
     federation = toy_federation(Overflowing, rounds=1)
     state = federation.start()
-    with pytest.raises(DivergedError, match="^diverged in round 1, server: aggregated tensors are not finite"):
+    with pytest.raises(DivergedError, match=r"^diverged in round 1, server: aggregated tensors are not finite"):
         federation.step(state)
     assert state.round == 0
 
@@ -41,7 +41,7 @@ def test_a_server_that_overflows_in_the_last_round_is_noticed() -> None:
 @pytest.mark.parametrize("options", [{"head": "global", "finetune_epochs": 1}, {"head": "local"}])
 def test_a_head_that_diverges_while_it_adapts_is_noticed(options: dict[str, object]) -> None:
     federation = toy_federation(HeadTune, {"lr": 1e38}, **options)
-    with pytest.raises(DivergedError, match="^diverged in round 0, client 2: loss or tensors adapted for the evaluation"):
+    with pytest.raises(DivergedError, match=r"^diverged in round 0, client 2: loss or tensors adapted"):
         evaluate(federation, federation.start(), clients=[2, 3])
 
 
@@ -51,7 +51,7 @@ def test_predictions_that_are_no_numbers_are_noticed() -> None:
             return super().predict(theta, batch) / torch.tensor([1.0, 0.0])[:, None, None] * 0
 
     federation = toy_federation(Undefined)
-    with pytest.raises(DivergedError, match="^diverged in round 0, client 3: predictions are not finite"):
+    with pytest.raises(DivergedError, match=r"^diverged in round 0, client 3: predictions are not finite"):
         evaluate(federation, federation.start(), clients=[1, 3])
 
 
