@@ -72,9 +72,17 @@ class FrozenViT(nn.Module):
         self.image_size = int(vit.patch_embed.img_size[0])
         self.patch_size = int(vit.patch_embed.patch_size[0])
         self.tokens = 1 + int(vit.patch_embed.num_patches)  # CLS and patches
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.keep_statistics(mean, std)
         self.eval()
+
+    def keep_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """The mean and deviation of channels, for pixels from 0 to 255."""
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, 255 * torch.tensor(values).view(1, 3, 1, 1), persistent=False)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 images as the weights expect them."""
+        return (images.to(self.device, self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "FrozenViT":  # noqa: ARG002
         """Stays in evaluation mode: dropout of a frozen backbone is off even while prompts train."""
@@ -88,8 +96,7 @@ class FrozenViT(nn.Module):
         """uint8 images (n, 3, h, w) to the tokens entering block 0; such tokens, (n, 1+M, d), stay as they are."""
         if images.dim() == 3:
             return images
-        pixels = (images.to(self.device, self.mean.dtype) - self.mean) / self.std
-        tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
+        tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(self.pixels(images))))
         return tokens
 
     def forward(
