@@ -198,8 +198,8 @@ def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDiffere
         "local epochs": (rules.epochs, paper.epochs),
         "participation": (rules.participation, share),
         "clients": (spec.clients or paper.clients, paper.clients or spec.clients),
-        "train images a class and client": (spec.shots or "all", paper.shots or "all"),
-        "test images a class and client": (spec.test_shots or "all", "all"),
+        "train images per class and client": (spec.shots or "all", paper.shots or "all"),
+        "test images per class and client": (spec.test_shots or "all", "all"),
         "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
     }
     return [

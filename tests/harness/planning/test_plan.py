@@ -27,7 +27,7 @@ from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import plan as plan_module
-from fedprompt.harness.planning.calibration import Job, Line, Price, count_passes, prices
+from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
 from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
@@ -289,7 +289,7 @@ def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path, mon
     suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "seeds": [0], "settings": [{**SETTING, "s": [5]}]})
 
     def fixed(jobs: list[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
-        lines = {"train train": Line(1.0, 0.01), "evaluate": Line(0.0, 0.001)}
+        lines = {"train train": PassTime(1.0, 0.01), "evaluate": PassTime(0.0, 0.001)}
         return [Price(count_passes(job), lines) for job in jobs], 7.0
 
     monkeypatch.setattr(plan_module, "prices", fixed)

@@ -200,7 +200,7 @@ def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> Non
     suite = dataclasses.replace(paper_suite(*settings), seeds=(0, 1))
     caution = grids(suite, printed, average=0.9)[0].caution
     assert caution.startswith(CAUTION)
-    assert "data set glyph-domains (DomainNet); train images a class and client 12 or 6 (all); seeds 0, 1" in caution
+    assert "data set glyph-domains (DomainNet); train images per class and client 12 or 6 (all); seeds 0, 1" in caution
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> Non
         ({"protocol": {"epochs": 1}}, ["local epochs"]),
         ({"protocol": {"participation": 0.5}}, ["participation"]),
         ({"partition": "domains:m=1,clients=12"}, ["clients"]),
-        ({"partition": "domains:m=1,test_shots=3"}, ["test images a class and client"]),
+        ({"partition": "domains:m=1,test_shots=3"}, ["test images per class and client"]),
         ({"published": "Elsewhere"}, ["protocol"]),
     ],
 )
