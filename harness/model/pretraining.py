@@ -96,7 +96,7 @@ def pretrain(
     }
     if probes:
         record["probe"] = probe(out, seed)
-    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    write_atomic(out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
     return record
 
 

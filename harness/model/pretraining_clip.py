@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedprompt.datasets import Dataset, glyphs
 from fedprompt.datasets.glyph_fonts import FONTS, mask
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.core.rng import numpy_rng, torch_rng
 from fedprompt.harness.model import pretraining
 from fedprompt.harness.model.clip import FrozenCLIP
@@ -112,7 +113,7 @@ def pretrain_clip(
         "validation_accuracy": scores,
         "zero_shot_accuracy": measure(load_micro_clip(out, "trained")),
     }
-    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    write_atomic(out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
     return record
 
 

@@ -19,6 +19,7 @@ import torch
 from fedprompt.harness.cells.cell import make_cell
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
@@ -50,7 +51,7 @@ class Job:
 
 def structure(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that a pass can cost more or less by: all but learning rates."""
-    return {name: value for name, value in sorted(params.items()) if name != "lr" and not name.endswith("_lr")}
+    return {name: value for name, value in sorted(params.items()) if not is_rate(name)}
 
 
 @dataclass(frozen=True)
