@@ -118,7 +118,7 @@ def _table(name: str, lines: Sequence[PlanLine]) -> "Table":
 
 
 def _work(line: PlanLine, payload: Sequence[str]) -> list[str]:
-    """The cells of a table's line from its number of cells on."""
+    """What a table shows of one line, from its number of cells on."""
     done = f"{line['finished']} of " if line["finished"] else ""
     counts = [f"{done}{line['cells']}", scaled(line["images"]), scaled(line["flops"])]
     return [*counts, *payload, bytes_text(line["bytes_sent"]), duration(line["seconds"])]

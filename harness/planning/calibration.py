@@ -56,7 +56,7 @@ def structure(params: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassTime:
-    """Seconds of a pass: those of any, and those of each image."""
+    """Seconds of a pass: a fixed part, and a part for each image."""
 
     step: float
     image: float

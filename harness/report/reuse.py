@@ -1,4 +1,4 @@
-"""A report that still holds: nothing was recorded since it was written. So that a second `bench` takes seconds."""
+"""Whether a report still holds: if nothing was recorded since it was written, a second `bench` takes seconds."""
 
 import hashlib
 import json
