@@ -159,36 +159,46 @@ def block_rows(
     ``added`` makes of the normed tokens what is added to queries and values, (n, tokens, d) each. ``prompts``,
     (n, T, d), are further keys and values.
     """
-    normed = block.norm1(tokens)
-    keys = normed if prompts is None else torch.cat([normed, block.norm1(prompts)], dim=1)
-    attention = block.attn
+    normed, attention = block.norm1(tokens), block.attn
+    keys = [normed] if prompts is None else [normed, block.norm1(prompts)]
     few = added is None and 4 * rows <= attention.head_dim and isinstance(attention.k_norm, nn.Identity)
-    mixed = _few_queries(attention, normed[:, :rows], keys) if few else _attended(attention, rows, normed, keys, added)
+    if few or normed.requires_grad:  # else only the prompts need a gradient, and have it if they stay apart
+        keys = [_joined(keys)]
+    mixed = (
+        _few_queries(attention, normed[:, :rows], *keys) if few else _attended(attention, normed[:, :rows], keys, added)
+    )
     attended_rows = tokens[:, :rows] + block.ls1(attention.proj(attention.norm(mixed)))
     output: Tensor = attended_rows + block.ls2(block.mlp(block.norm2(attended_rows)))
     return output
 
 
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
 def _attended(
-    attention: Any, rows: int, normed: Tensor, keys: Tensor, added: Callable[[Tensor], tuple[Tensor, Tensor]] | None
+    attention: Any,
+    queries: Tensor,
+    keys: Sequence[Tensor],
+    added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """What the first ``rows`` of the normed tokens gather from the normed ``keys``, (n, rows, d)."""
-    query, key, value = (
-        F.linear(x, *part) for x, part in zip((normed[:, :rows], keys, keys), _projections(attention), strict=True)
-    )
+    """What normed rows ``queries`` gather from the normed rows of all ``keys``, (n, rows, d)."""
+    per_query, per_key, per_value = _projections(attention)
+    query = F.linear(queries, *per_query)
+    key, value = (_joined([F.linear(rows, *each) for rows in keys]) for each in (per_key, per_value))
     if added is not None:
-        to_query, to_value = added(keys)
-        query, value = query + to_query[:, :rows], value + to_value
+        to_query, to_value = added(_joined(keys))
+        query, value = query + to_query[:, : query.shape[1]], value + to_value
 
     def heads(x: Tensor) -> Tensor:
         return x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
 
     query, key, value = attention.q_norm(heads(query)), attention.k_norm(heads(key)), heads(value)
-    if keys.shape[1] > FEW_KEYS or keys.device.type not in {"cpu", "meta"}:
+    if key.shape[2] > FEW_KEYS or key.device.type not in {"cpu", "meta"}:
         gathered = F.scaled_dot_product_attention(query, key, value)
     else:
         shares = ((query * attention.scale).flatten(0, 1) @ key.flatten(0, 1).mT).softmax(-1)
-        gathered = (shares @ value.flatten(0, 1)).unflatten(0, (len(keys), -1))
+        gathered = (shares @ value.flatten(0, 1)).unflatten(0, (len(queries), -1))
     return gathered.transpose(1, 2).flatten(2)
 
 
