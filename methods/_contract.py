@@ -153,7 +153,7 @@ class Method(ABC):
         return {}
 
     def diagnostics(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
-        """Numbers worth a curve, (K,) each: taken after training on each client's first batch, logged every round."""
+        """Numbers worth a curve, (K,) each: taken after training on each client's first images, logged every round."""
         return {}
 
     def stages(self, epochs: int) -> Sequence[Stage]:
