@@ -12,7 +12,17 @@ from matplotlib.ticker import MaxNLocator
 from fedprompt.datasets import short_name
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
-from fedprompt.harness.report.figures.style import GREY, PAGE, PALE, DrawnFigure, label_y, legend, looks, panels
+from fedprompt.harness.report.figures.style import (
+    GREY,
+    PAGE,
+    PALE,
+    DrawnFigure,
+    distinct_colours,
+    label_y,
+    legend,
+    looks,
+    panels,
+)
 from fedprompt.harness.report.sweeps import draws
 
 MOST_PANELS = 6  # of one figure
@@ -84,15 +94,16 @@ def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **dra
 
 
 def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -> Figure:
-    columns, row_looks = sorted(frame["column"].unique()), looks(suite.rows)
+    columns = sorted(frame["column"].unique())
     figure, axes = panels(len(columns))
-    coloured: set[str] = set()
+    shown_in = {column: _highlighted(frame[frame["column"] == column], controls) for column in columns}
+    titles = titles_shown(suite, frame)
+    named = {key: title for key, title in titles.items() if key in set().union(*shown_in.values())}
+    row_looks = distinct_colours(looks(suite.rows), named)
     for ax, column in zip(axes, columns, strict=True):
-        here = frame[frame["column"] == column]
-        shown = _highlighted(here, controls)
-        coloured |= shown
-        for key, title in titles_shown(suite, here).items():
-            row = here[here["row"] == key]
+        panel, shown = frame[frame["column"] == column], shown_in[column]
+        for key, title in titles_shown(suite, panel).items():
+            row = panel[panel["row"] == key]
             if key in shown:
                 band(ax, row, "round", "value", title, **row_looks[key].drawn())
             else:
@@ -101,8 +112,6 @@ def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.set(title=setting_name(suite.settings[column]), xlabel="round")
         label_y(ax, "average accuracy (%)")
-    titles = titles_shown(suite, frame)
-    named = {key: title for key, title in titles.items() if key in coloured}
     legend(figure, named, row_looks, others="other rows" if len(named) < len(titles) else "")
     return figure
 
@@ -123,9 +132,9 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
     columns, row_looks = sorted(swept["column"].unique()), looks(suite.rows)
     figure = Figure(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
     for (left, right), column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
-        setting, here = suite.settings[column], swept[swept["column"] == column]
-        for key, title in titles_shown(suite, here).items():
-            row = here[here["row"] == key]
+        setting, panel = suite.settings[column], swept[swept["column"] == column]
+        for key, title in titles_shown(suite, panel).items():
+            row = panel[panel["row"] == key]
             band(left, row, "draws", "value", title, **row_looks[key].drawn())
             numbers = summary[(summary["column"] == column) & (summary["row"] == key)]
             _gains_over_one(right, numbers, title, **row_looks[key].drawn())
@@ -136,7 +145,7 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
         left.set(title=setting_name(setting), ylabel="average accuracy (%)")
         right.set(title=f"{setting_name(setting)}: against V=1", ylabel="difference (points)")
         for ax in (left, right):
-            ax.set(xlabel="averaged draws V", xticks=sorted(here["draws"].unique()))
+            ax.set(xlabel="averaged draws V", xticks=sorted(panel["draws"].unique()))
     legend(figure, titles_shown(suite, swept), row_looks)
     caption = (
         "Accuracy with the mean of V predictions, all from one training and nested draws. Left: mean over seeds; "

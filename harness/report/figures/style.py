@@ -1,8 +1,8 @@
 """How every figure looks: one look per row of the tables, sizes for print, files that do not change between runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,17 @@ def looks(rows: Sequence[Row]) -> dict[str, Look]:
     }
 
 
+def distinct_colours(row_looks: Mapping[str, Look], keys: Collection[str]) -> dict[str, Look]:
+    """``row_looks`` in which no two of ``keys`` share a colour while some are free; the first to have one keeps it."""
+    changed, used = dict(row_looks), set[str]()
+    for key in keys:
+        if changed[key].colour in used:
+            free = [colour for colour in COLOURS if colour not in used | {row_looks[other].colour for other in keys}]
+            changed[key] = replace(changed[key], colour=next(iter(free), changed[key].colour))
+        used.add(changed[key].colour)
+    return changed
+
+
 @contextmanager
 def print_style() -> Iterator[None]:
     with matplotlib.rc_context(SETTINGS):
@@ -136,7 +147,7 @@ def _legend_width(titles: list[str], columns: int) -> float:
     return sum(0.5 + 0.052 * max(map(len, column)) for column in np.array_split(titles, columns))
 
 
-def save(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
+def save_figure(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
     """Write PNG and PDF, laid out once, with nothing in them that depends on the day."""
     figure, png, pdf = drawn.figure, folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
     figure.set_dpi(PNG_DPI)
