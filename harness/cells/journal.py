@@ -62,9 +62,9 @@ class Table:
     def mark(self) -> tuple[int, str]:
         return self.size, self._hash.hexdigest()
 
-    def header(self) -> str:
+    def header(self) -> list[str]:
         with self.path.open(newline="") as file:
-            return file.readline()
+            return next(csv.reader(file), [])
 
     def read(self) -> pd.DataFrame:
         content = self.path.read_bytes()
@@ -187,10 +187,10 @@ def record_rows(records: Iterable[Record], seed: int, partition_hash: str, heade
     return _csv([("seed", *RECORD_COLUMNS, "partition"), *rows] if header and rows else rows)
 
 
-def round_rows(logs: Iterable[RoundLog], header: str = "") -> bytes:
+def round_rows(logs: Iterable[RoundLog], header: Sequence[str] = ()) -> bytes:
     """Rows of rounds.csv; the first ones, without a ``header`` so far, begin with it."""
     rows = [_row(log) for log in logs]
-    columns = next(csv.reader([header])) if header else list(rows[0])
+    columns = list(header or rows[0])
     for row in rows:
         if list(row) != columns:
             raise UserError(

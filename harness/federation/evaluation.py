@@ -10,7 +10,7 @@ from torch import Tensor
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.policy import is_finetuned
-from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.rounds import Federation, FederationState, require_finite
 from fedprompt.harness.federation.schedule import (
     Evaluation,
     Group,
@@ -115,7 +115,8 @@ def adapt(
     stages = held_stages([method.adaptation(epochs)], adapting)
     once = method.fixed_inputs and epochs and stages[0].rates
     inputs = _head_inputs(federation, theta, clients) if once else None
-    adapted, _ = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
+    adapted, loss = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
+    require_finite({**adapted, "loss": loss}, clients, state.round, "loss or tensors adapted for the evaluation")
     return adapted
 
 
@@ -157,6 +158,8 @@ def count_correct(
         batch = replace(plain, start=constants)
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
+            scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class
+            require_finite({"scores": scored}, clients, state.round, "predictions")
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
             hits.setdefault(samples, []).append((scores.argmax(-1) == batch.labels) & batch.mask)
