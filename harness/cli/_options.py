@@ -59,6 +59,9 @@ def add_site(parser: Parser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per cell (default 1)")
     keep = "GB of frozen tokens that a process keeps for encoders of prompts; 0 computes them in every pass (default 1)"
     parser.add_argument("--token-memory", type=float, default=1.0, metavar="GB", help=keep)
+    parser.add_argument(
+        "--evaluate-all", action="store_true", help="count clients anew in every evaluation, changed or not"
+    )
 
 
 def load_plugins(args: Namespace) -> None:
@@ -87,7 +90,10 @@ def make_site(args: Namespace) -> "Site":
     on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
     device = args.device if on_cluster else choose_device(args.device)
     gpus = getattr(args, "gpus_per_cell", 1.0)
-    return Site(args.out, args.data_root, weights, device, args.threads, plugins, int(args.token_memory * 2**30), gpus)
+    tokens = int(args.token_memory * 2**30)
+    return Site(
+        args.out, args.data_root, weights, device, args.threads, plugins, tokens, args.evaluate_all, gpus_per_cell=gpus
+    )
 
 
 def whole_suite(args: Namespace) -> "Suite":

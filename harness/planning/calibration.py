@@ -5,7 +5,6 @@ All workers measure at once, so that they are in each other's way as much as the
 
 import json
 import math
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from fedprompt.harness.cells.cell import make_cell
+from fedprompt.harness.cells.processes import worker_context
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.progress import track
@@ -83,7 +83,7 @@ def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
         return _timed(map, jobs, costs, site, workers), 0.0
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _plugins, (site.plugins,)) as pool:
+    with ProcessPoolExecutor(workers, worker_context(), _plugins, (site.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
