@@ -108,7 +108,7 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     inputs = None
     if "layer inputs" in cls.needs and cls.input_depth(params) != 0:
         inputs = _layer_inputs(cell.dataset, cell.backbone, cls.input_depth(params), site)
-    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs)
+    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs, site.image_memory)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     rows = np.sort(np.concatenate([partition.train[client] for client in members]))
     examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])

@@ -60,6 +60,13 @@ def add_site(parser: Parser) -> None:
     keep = "GB of frozen tokens that a process keeps for encoders of prompts; 0 computes them in every pass (default 1)"
     parser.add_argument("--token-memory", type=float, default=1.0, metavar="GB", help=keep)
     parser.add_argument(
+        "--image-memory",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="of a GPU, to keep a data set's images if they fit",
+    )
+    parser.add_argument(
         "--evaluate-all", action="store_true", help="count clients anew in every evaluation, changed or not"
     )
 
@@ -85,14 +92,24 @@ def make_site(args: Namespace) -> "Site":
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
     if args.token_memory < 0:
         raise UserError(f"--token-memory {args.token_memory} is out of range; it must be 0 or more GB.")
+    if args.image_memory < 0:
+        raise UserError(f"--image-memory {args.image_memory} is out of range; it must be 0 or more GB.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
     on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
     device = args.device if on_cluster else choose_device(args.device)
     gpus = getattr(args, "gpus_per_cell", 1.0)
-    tokens = int(args.token_memory * 2**30)
     return Site(
-        args.out, args.data_root, weights, device, args.threads, plugins, tokens, args.evaluate_all, gpus_per_cell=gpus
+        args.out,
+        args.data_root,
+        weights,
+        device,
+        args.threads,
+        plugins,
+        token_memory=int(args.token_memory * 2**30),
+        image_memory=int(args.image_memory * 2**30),
+        evaluate_all=args.evaluate_all,
+        gpus_per_cell=gpus,
     )
 
 

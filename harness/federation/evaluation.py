@@ -12,6 +12,7 @@ from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.counts import Counts
 from fedprompt.harness.federation.policy import is_finetuned
+from fedprompt.harness.federation.precision import passes_in
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import (
     Evaluation,
@@ -58,7 +59,9 @@ def carry_out(
         for group in groups:
             known, changed = counts.split(state, evaluation, group) if counts else ([], group)
             counted += [Record(state.round, *record[1:]) for record in known]
-            if changed.clients:
+            if not changed.clients:
+                continue
+            with passes_in(federation.protocol.precision, federation.data.device):
                 counted += _evaluate(federation, state, evaluation, changed, counts)
         records += sorted(counted, key=_order)
     return records

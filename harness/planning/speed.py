@@ -93,6 +93,48 @@ def _pictures(count: int, size: int) -> Dataset:
     return Dataset("pictures", images, labels, np.zeros(count, np.int64), np.zeros(count, bool), names, ("",), "")
 
 
+class LocalPrompts(FedVPTDeep):
+    """FedVPT-D with nothing shared, so that a round changes its cohort alone."""
+
+    name, title = "local-prompts", "Local prompts"
+
+    def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
+        return {}
+
+    def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
+        return {**self._head(rng), **self.init_prompts(rng)}
+
+
+def crowd(clients: int, selected: int = 5, images: int = 40) -> Work:
+    """A round of ``selected`` clients out of ``clients``, and the evaluation of all, who share ``images`` pictures."""
+    vit, dataset = _backbone(MICRO), _pictures(2 * images, MICRO.image_size)
+    train, test = (tuple([part] * clients) for part in np.split(np.arange(2 * images), 2))
+    data = ClientData(dataset, Partition(train, test, ((),) * clients), LocalPrompts.needs)  # type: ignore[arg-type]
+    params: Any = build(LocalPrompts.Params, {"length": 2}, "local prompts")
+    method = LocalPrompts(params, vit, Task(dataset.class_names, data.counts(CLASSES), "local"))
+    rules = Protocol(
+        rounds=10**6,
+        epochs=1,
+        batch_size=16,
+        stack=20,
+        head="local",
+        participation=selected / clients,
+        never_sampled="as_is",
+        eval_every=1,
+    )
+    ready, counts = Federation(method, data, rules, seed=0), Counts()
+    state, rounds = ready.start(), ready.schedule()
+    for evaluation in ready.evaluations_of_all():
+        carry_out(ready, state, evaluation, counts)
+
+    def work() -> object:
+        scheduled = next(rounds)
+        ready.step(state, scheduled.cohort)
+        return [carry_out(ready, state, evaluation, counts) for evaluation in scheduled.evaluations]
+
+    return work
+
+
 def a_round(ready: Federation) -> object:
     return ready.step(ready.start())
 
