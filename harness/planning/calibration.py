@@ -44,10 +44,11 @@ class Job:
     batch_size: int
     images: dict[str, int]  # of all its runs, by kind of pass: what matters most is timed first
     step: tuple[int, int]  # clients in the largest step, and images of each
+    num_clients: int = 1  # of the federation
 
     @property
     def family(self) -> str:
-        """Equal for jobs that differ in the number of classes and in learning rates alone."""
+        """Equal for jobs that differ in the numbers of classes and clients and in learning rates alone."""
         return json.dumps([self.method, structure(self.params), astuple(self.backbone), self.batch_size])
 
 
@@ -94,7 +95,7 @@ def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[
 
 
 def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, workers: int) -> list[Price]:
-    """Jobs that differ in the number of classes alone are timed as one; their seconds per image follow the FLOPs."""
+    """Jobs of one family are timed as one; their seconds per image follow the FLOPs."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
         families.setdefault((job.family, tuple(sorted(job.images))), []).append(index)
@@ -122,7 +123,7 @@ def _plugins(files: Sequence[str]) -> None:
 
 
 def count_passes(job: Job) -> Cost:
-    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, **job.params)
+    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, job.num_clients, **job.params)
     return cost(method, 1, job.batch_size, job.images)
 
 
@@ -135,7 +136,8 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     torch.set_num_threads(site.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, clients, **job.params)
+    members = max(clients, job.num_clients)
+    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, members, **job.params)
     works = {k * b: _works(method, k, b) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
