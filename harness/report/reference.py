@@ -1,6 +1,6 @@
 """Published runs: a report with all records behind it, small enough to commit, and one's own runs against it.
 
-cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum and environment) and rounds.csv
+cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum, environment), rounds.csv
 records.csv.gz    every record of every finished cell
 partitions/       who has what: one file per partition, named by its hash
 suite.toml        the suite; tuned.toml the values it ran with
@@ -145,7 +145,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
         with gzip.open(folder / CELLS, "rt", encoding="utf-8") as file:
             return [json.loads(line) for line in file]
     except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"{folder / CELLS} cannot be read ({error}); it must be a folder that was published.") from error
+        raise UserError(f"{folder / CELLS} cannot be read ({error}); give a folder that was published.") from error
 
 
 def published_records(folder: Path) -> pd.DataFrame:

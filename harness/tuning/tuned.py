@@ -28,7 +28,17 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, portable, searches, study_keys
+from fedprompt.harness.tuning.search import (
+    KEY_NAMES,
+    Key,
+    Result,
+    Search,
+    best_result,
+    cell_key,
+    portable,
+    searches,
+    study_keys,
+)
 from fedprompt.methods import registry
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package

@@ -15,7 +15,6 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report import reference
 from fedprompt.harness.report.reference import against, publish, published_cells, published_records, restore
 
-
 Published = tuple[Suite, Path, Path]
 
 
@@ -81,7 +80,7 @@ def test_a_publication_does_not_replace_cells_that_are_not_at_hand(
 ) -> None:
     suite, out, place = published
     without(monkeypatch, suite.cells()[-1])
-    with pytest.raises(UserError, match="has 1 finished cells that are not finished here.*--resume-from"):
+    with pytest.raises(UserError, match=r"has 1 finished cells that are not finished here.*--resume-from"):
         publish_again(suite, out, place, place)
 
 
