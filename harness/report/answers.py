@@ -14,7 +14,6 @@ import pandas as pd
 from scipy import stats
 
 from fedprompt.datasets import parse_partition
-from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.federation.evaluation import LOCAL
 from fedprompt.harness.federation.metrics import on_test_set, per_client
 from fedprompt.harness.federation.policy import POLICY_NAMES
@@ -85,7 +84,7 @@ def _parts(accuracies: pd.DataFrame) -> Iterator[str]:
 
 def _columns(accuracies: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     for (_, setting, policy), part in accuracies.groupby(ENTRY, sort=False):
-        yield f"{setting}, {POLICY_NAMES.get(policy, policy)}", part
+        yield f"{setting}, {POLICY_NAMES.get(str(policy), policy)}", part
 
 
 def _table(accuracies: pd.DataFrame, compared: str = "row") -> pd.DataFrame:
@@ -156,7 +155,8 @@ def _gains(column: pd.DataFrame) -> str:
     texts = []
     for verb, sign in (("gain", 1), ("lose", -1)):
         rows = column[_told(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
-        amounts = [f"{row.title} {_points(row.gain, row.gain_low, row.gain_high)}" for row in rows.itertuples()]
+        changes = rows[["gain", "gain_low", "gain_high"]].to_numpy(float)
+        amounts = [f"{title} {_points(*change)}" for title, change in zip(rows["title"], changes, strict=True)]
         if amounts:
             texts.append(f"{len(amounts)} of {len(column)} {verb}{'s' * (len(amounts) == 1)}: {', '.join(amounts)}")
     limit = column["smallest_detectable"].max()
@@ -227,7 +227,7 @@ def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | N
     if len(names) < 4:
         return None
     rows = [[place for place, row in enumerate(table) if titles[str(row)] == name] for name in names]
-    printed = theirs[names].to_numpy(float)
+    printed = np.asarray(theirs[names], np.float64)
 
     def ours(means: Array) -> Array:
         """FedPR is printed once, as the better of its two variants."""
@@ -252,7 +252,7 @@ def _tau(ours: Array, theirs: Array) -> float:
 
 def _mean(seeds: Sequence[Array]) -> Array:
     """Of each row: over the clients of a seed, then over seeds."""
-    return np.nanmean([np.nanmean(clients, axis=0) for clients in seeds], axis=0)
+    return np.asarray(np.nanmean([np.nanmean(clients, axis=0) for clients in seeds], axis=0), np.float64)
 
 
 def _titles(part: pd.DataFrame) -> "pd.Series[str]":
@@ -261,7 +261,7 @@ def _titles(part: pd.DataFrame) -> "pd.Series[str]":
 
 def _resampled(seeds: Sequence[Array]) -> Iterator[list[Array]]:
     """Seeds and, within them, clients, drawn with replacement; all methods see the same."""
-    rng = numpy_rng(0, "report", "orders")
+    rng = np.random.default_rng(0)  # equal files give equal text
     for _ in range(RESAMPLED):
         drawn = [seeds[number] for number in rng.integers(len(seeds), size=len(seeds))]
         yield [clients[rng.integers(len(clients), size=len(clients))] for clients in drawn]

@@ -35,6 +35,7 @@ CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
 REPORT_FILES = ("cells.csv", "tables.csv", "report.md")
 NAMED = ["table", "setting", "title", "policy", "metric"]
 PACKAGES = ("fedprompt-bench", "torch", "timm", "numpy", "pillow")
+UNTOLD = 1.0  # points that a single seed may differ by
 LISTED = 20  # differences that are listed one by one
 
 
@@ -198,11 +199,14 @@ def against(report: Path, folder: Path) -> Verdict:
         raise UserError(f"{folder} has no cells.csv; --against takes a folder such as results/reference/embedded.")
     table = compare_runs(*(_numbers(pd.read_csv(place / "cells.csv")) for place in (report, folder)))
     both = table.dropna(subset=["ours", "theirs"])
+    if both["error"].isna().all():  # one seed: nothing is known of its spread
+        both = both.assign(differs=both["difference"].abs() > UNTOLD)
     if both.empty:
         raise UserError(f"no finished cell of the suite is among those of {folder}; run the suite first.")
     differing, equal = both[both["differs"]], int((both["difference"] == 0).sum())
     largest = both["difference"].abs().max()
-    summary = f"{len(differing)} of {len(both)} numbers differ from" if len(differing) else "same as"
+    same = "same as" if equal == len(both) else "same, as far as the seeds can tell, as"
+    summary = f"{len(differing)} of {len(both)} numbers differ from" if len(differing) else same
     lines = [
         f"{summary} {folder}: {len(both)} numbers compared, {equal} equal to the last digit, largest difference "
         f"{largest:.2f} points.",
@@ -226,7 +230,6 @@ def _difference(name: object, line: "pd.Series[float]") -> str:
     assert isinstance(name, tuple)
     table, setting, title, policy, metric = name
     where = f"{title}, {table}, {setting}, {policy}, {METRICS[metric]}"
-    return (
-        f"differs: {where}: {line['ours']:.2f} here, {line['theirs']:.2f} there "
-        f"({line['difference']:+.2f} points; the seeds alone explain about {2 * line['error']:.2f})"
-    )
+    spread = "one seed" if pd.isna(line["error"]) else f"the seeds alone explain about {2 * line['error']:.2f}"
+    values = f"{line['ours']:.2f} here, {line['theirs']:.2f} there"
+    return f"differs: {where}: {values} ({line['difference']:+.2f} points; {spread})"

@@ -142,6 +142,25 @@ def test_a_planted_difference_is_named(published: Published, tmp_path: Path) -> 
     assert "+20.00 points" in verdict.lines[1]
 
 
+def test_small_differences_are_not_called_equal(published: Published, tmp_path: Path) -> None:
+    _, out, place = published
+    verdict = against(planted(out, tmp_path, "FedPR-S", 0.001), place)
+    assert verdict.same
+    assert verdict.lines[0].startswith("same, as far as the seeds can tell, as ")
+
+
+def test_with_one_seed_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
+    _, out, place = published
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+        cells = pd.read_csv(planted(out, tmp_path, "FedPR-S", 0.2 * (folder == "ours")) / "cells.csv")
+        cells[cells["seed"] == 0].to_csv(tmp_path / folder / "cells.csv", index=False)
+    verdict = against(tmp_path / "ours", tmp_path / "theirs")
+    assert not verdict.same
+    assert "+20.00 points; one seed" in verdict.lines[1]
+    assert against(tmp_path / "theirs", tmp_path / "theirs").same
+
+
 def test_what_is_missing_is_counted(published: Published, tmp_path: Path) -> None:
     _, out, place = published
     cells = pd.read_csv(out / "report" / "tiny" / "cells.csv")
