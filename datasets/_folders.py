@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedprompt.datasets._listing import (
     ENDINGS,
-    Entry,
+    ListedImage,
     Listing,
     MissingDataError,
     composed,
@@ -60,7 +60,7 @@ def user_folder(folder: Path, layout: str = "") -> Listing:
     assert label is not None  # every layout has a class
     role = _roles(folder, tree.names(split)) if split is not None else {}
     entries = [
-        Entry(
+        ListedImage(
             file,
             class_name=parts[label],
             is_test=split is not None and role[parts[split]] == "test",

@@ -26,16 +26,16 @@ def training_part(spec: PartitionSpec, dataset: Dataset) -> tuple[Dataset, np.nd
         return dataset, np.arange(len(labels))
     first_novel, target = trained_classes(spec, dataset), _target(spec, dataset)
     rows = np.flatnonzero((labels < first_novel) & (domains != target))
-    kept = [number for number in range(len(dataset.domain_names)) if number != target]
+    trained_domains = [number for number in range(len(dataset.domain_names)) if number != target]
     part = replace(
         dataset,
         name=f"{dataset.name} without {spec.target}" if spec.target else f"base classes of {dataset.name}",
         images=np.empty((len(rows), 3, 0, 0), np.uint8),
         labels=labels[rows],
-        domains=np.searchsorted(kept, domains[rows]),
+        domains=np.searchsorted(trained_domains, domains[rows]),
         is_test=np.asarray(dataset.is_test)[rows],
         class_names=dataset.class_names[:first_novel],
-        domain_names=tuple(dataset.domain_names[number] for number in kept),
+        domain_names=tuple(dataset.domain_names[number] for number in trained_domains),
     )
     return part, rows
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedprompt.datasets._images import BROKEN_ARCHIVE, ImageFile
 from fedprompt.datasets._listing import (
-    Entry,
+    ListedImage,
     Listing,
     MissingDataError,
     class_tree,
@@ -73,7 +73,7 @@ def domainnet(folder: Path, subsample: str) -> Listing:
         for split in ("train", "test"):
             for path, class_name in _split_file(folder, f"{domain}_{split}.txt", "domainnet"):
                 if class_name in DOMAINNET_CLASSES:
-                    entries.append(Entry(files.at(path), class_name, split == "test", domain))
+                    entries.append(ListedImage(files.at(path), class_name, split == "test", domain))
     listing = gather_listing(entries, DOMAINNET_CLASSES, DOMAINNET_DOMAINS)
     return _balance_train(listing) if subsample == "train" else _balance_total(listing)
 
@@ -87,7 +87,7 @@ def pacs(folder: Path) -> Listing:
     for domain in PACS_DOMAINS:
         for split in ("train", "crossval"):
             for path, class_name in _split_file(folder, f"{domain}_{split}_kfold.txt", "pacs"):
-                entries.append(Entry(images / path, class_name, split == "crossval", domain))
+                entries.append(ListedImage(images / path, class_name, split == "crossval", domain))
     return gather_listing(entries, domain_names=PACS_DOMAINS)
 
 
@@ -100,7 +100,7 @@ def tiny_imagenet(folder: Path) -> Listing:
     else:
         lines = read_split_file(folder / "val" / "val_annotations.txt", "tiny-imagenet").splitlines()
         words = [line.split("\t")[:2] for line in lines if line.strip()]
-        entries += [Entry(folder / "val" / "images" / file, wnid, is_test=True) for file, wnid in words]
+        entries += [ListedImage(folder / "val" / "images" / file, wnid, is_test=True) for file, wnid in words]
     listing = gather_listing(entries)
     words_of = dict(line.split("\t", 1) for line in read_split_file(folder / "words.txt", "tiny-imagenet").splitlines())
     names = tuple(words_of.get(wnid, wnid).split(",")[0].strip() for wnid in listing.class_names)
@@ -125,7 +125,9 @@ def flowers102(folder: Path) -> Listing:
     labels = loadmat(folder / "imagelabels.mat")["labels"].ravel()
     sets = loadmat(folder / "setid.mat")
     entries = [
-        Entry(folder / "jpg" / f"image_{number:05d}.jpg", Flowers102.classes[labels[number - 1] - 1], key == "tstid")
+        ListedImage(
+            folder / "jpg" / f"image_{number:05d}.jpg", Flowers102.classes[labels[number - 1] - 1], key == "tstid"
+        )
         for key in ("trnid", "valid", "tstid")
         for number in sets[key].ravel()
     ]
@@ -140,7 +142,7 @@ def oxford_pets(folder: Path) -> Listing:
             image, number = line.split()[:2]
             class_name = image.rsplit("_", 1)[0]
             number_of[class_name] = int(number)
-            entries.append(Entry(folder / "images" / f"{image}.jpg", class_name, split == "test"))
+            entries.append(ListedImage(folder / "images" / f"{image}.jpg", class_name, split == "test"))
     return gather_listing(entries, sorted(number_of, key=number_of.__getitem__))
 
 
@@ -150,7 +152,7 @@ def food101(folder: Path) -> Listing:
     for split in ("train", "test"):
         lists = json.loads(read_split_file(folder / "meta" / f"{split}.json", "food101"))
         for class_name, images in lists.items():
-            entries += [Entry(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
+            entries += [ListedImage(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
     return gather_listing(entries)
 
 
@@ -166,7 +168,7 @@ def dtd(folder: Path) -> Listing:
     entries = []
     for split in ("train1", "val1", "test1"):
         for line in read_split_file(folder / "labels" / f"{split}.txt", "dtd").split():
-            entries.append(Entry(folder / "images" / line, line.split("/")[0], split == "test1"))
+            entries.append(ListedImage(folder / "images" / line, line.split("/")[0], split == "test1"))
     return gather_listing(entries)
 
 

@@ -46,7 +46,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedImage:
     """One image of a listing that is being gathered."""
 
     file: ImageFile
@@ -56,7 +56,7 @@ class Entry:
 
 
 def gather_listing(
-    entries: Sequence[Entry], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
+    entries: Sequence[ListedImage], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
 ) -> Listing:
     """Number classes and domains in the order given, or alphabetically."""
     classes = tuple(class_names or sorted({entry.class_name for entry in entries}))
@@ -116,10 +116,12 @@ def plain_name(path: Path) -> str:
     return composed(path.name)
 
 
-def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[Entry]:
+def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[ListedImage]:
     """Entries of a ``<class>/*`` tree."""
     return [
-        Entry(file, plain_name(place), is_test, domain) for place in subfolders(folder) for file in image_files(place)
+        ListedImage(file, plain_name(place), is_test, domain)
+        for place in subfolders(folder)
+        for file in image_files(place)
     ]
 
 

@@ -47,12 +47,12 @@ def _spread(
         return np.empty(0, np.int64)
     domain_numbers = rng.permutation(domain_numbers.max() + 1)[domain_numbers]  # so that ties favour no domain
     order = np.lexsort((domain_numbers, class_numbers))  # stable: rows of a class and domain stay in random order
-    held = np.zeros((class_numbers.max() + 1, domain_numbers.max() + 1), np.int64)
-    np.add.at(held, (class_numbers, domain_numbers), 1)
-    starts = np.cumsum(held).reshape(held.shape) - held
-    shares = held / held.sum(axis=1, keepdims=True)
-    behind_in_class, behind = np.zeros(held.shape), np.zeros(held.shape[1])
-    taken = np.zeros_like(held)
+    counts = np.zeros((class_numbers.max() + 1, domain_numbers.max() + 1), np.int64)
+    np.add.at(counts, (class_numbers, domain_numbers), 1)
+    starts = np.cumsum(counts).reshape(counts.shape) - counts
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    behind_in_class, behind = np.zeros(counts.shape), np.zeros(counts.shape[1])
+    taken = np.zeros_like(counts)
     picks = []
     for label in turns:
         behind_in_class[label] += shares[label]

@@ -23,12 +23,12 @@ def shots_note(spec: PartitionSpec, dataset: Dataset, seed: int) -> str:
     """What `shots` do to a skew that shares of classes make: they level the classes that a client has."""
     if not spec.shots or "dirichlet" not in spec.kind:
         return ""
-    whole, kept = (
+    skew_without, skew_with_shots = (
         label_skew(make_partition(each, dataset, seed), dataset) for each in (dataclasses.replace(spec, shots=0), spec)
     )
-    if whole - kept < TOLD:
+    if skew_without - skew_with_shots < TOLD:
         return ""
     return (
-        f"{spec}: shots={spec.shots} level the classes of each client, so that the label skew falls from {whole:.2f} "
-        f"to {kept:.2f} (mean total variation, 0 to 1); leave shots out to keep it"
+        f"{spec}: shots={spec.shots} level the classes of each client, so that the label skew falls from "
+        f"{skew_without:.2f} to {skew_with_shots:.2f} (mean total variation, 0 to 1); leave shots out to keep it"
     )

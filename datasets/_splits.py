@@ -134,15 +134,15 @@ class DirichletDeal:
         is_test = np.asarray(dataset.is_test)
         train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))
         even = sum(map(len, train_rows)) / clients
-        held = np.zeros(clients)
+        client_sizes = np.zeros(clients)
         ends = np.empty((dataset.num_classes, clients))
         for label, rows in enumerate(train_rows):
-            share = rng.dirichlet(np.full(clients, alpha)) * (held < even)
+            share = rng.dirichlet(np.full(clients, alpha)) * (client_sizes < even)
             if not share.sum() > 0:  # a tiny alpha can put everything on clients that are full (or underflow)
-                share = (held < even).astype(float) if (held < even).any() else np.ones(clients)
+                share = (client_sizes < even).astype(float) if (client_sizes < even).any() else np.ones(clients)
             ends[label] = np.cumsum(share) / share.sum()
             ends[label] /= ends[label, -1]
-            held += np.diff((ends[label] * len(rows)).astype(int), prepend=0)
+            client_sizes += np.diff((ends[label] * len(rows)).astype(int), prepend=0)
         return cls((train_rows, test_rows), ends)
 
     def sizes(self) -> np.ndarray:

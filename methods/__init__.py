@@ -2,7 +2,7 @@
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import Edit, FrozenViT, deep, insert, shallow
+from fedprompt.harness.model.backbone import Edit, FrozenViT, Prompted, deep, insert, shallow
 from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.methods._contract import Method, Stage, State, Task, weighted_mean
@@ -29,6 +29,7 @@ __all__ = [
     "HeadedMethod",
     "Method",
     "PromptParams",
+    "Prompted",
     "Registry",
     "Stage",
     "State",

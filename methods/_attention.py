@@ -1,14 +1,11 @@
-"""Affine maps, norms and attention in which every stacked client has its own weights."""
+"""Affine maps and attention in which every stacked client has its own weights."""
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.methods._contract import State
 
-QUERY, KEY, VALUE, OUT = range(
-    4
-)  # the maps of an attention, in one tensor of weights (4, d, d) and one of biases (4, d)
+QUERY, KEY, VALUE, OUT = range(4)  # maps of an attention: one tensor of weights (4, d, d) and one of biases (4, d)
 
 
 def affine_init(name: str, inputs: int, outputs: int, rng: torch.Generator) -> State:
@@ -38,31 +35,6 @@ def affine(theta: State, name: str, x: Tensor, part: int | None = None) -> Tenso
     return torch.baddbmm(bias[:, None], x.flatten(1, -2), weight.mT).view(*x.shape[:-1], -1)
 
 
-def norm_init(name: str, width: int) -> State:
-    """The weight is what it differs from one by: small steps are not lost, and decay leads back to a plain norm."""
-    return {f"{name}.weight": torch.zeros(width), f"{name}.bias": torch.zeros(width)}
-
-
-def normed(theta: State, name: str, x: Tensor) -> Tensor:
-    """Layer norm of (K, n, d) with each client's own weights."""
-    return F.layer_norm(x, x.shape[-1:]) * (1 + theta[f"{name}.weight"][:, None]) + theta[f"{name}.bias"][:, None]
-
-
-def gated_init(width: int, rng: torch.Generator) -> State:
-    """The layer behind an attention that makes prompts: a norm, eight times wider, gated, and back."""
-    wide, narrow = affine_init("wide", width, 8 * width, rng), affine_init("narrow", 4 * width, width, rng)
-    return {**norm_init("norm.inner", width), **wide, **narrow}
-
-
-def gated_floats(width: int) -> int:
-    return 12 * width * width + 11 * width
-
-
-def gated(theta: State, x: Tensor) -> Tensor:
-    value, gate = affine(theta, "wide", normed(theta, "norm.inner", x)).chunk(2, dim=-1)
-    return x + affine(theta, "narrow", value * F.gelu(gate))
-
-
 def attend(
     theta: State,
     name: str,
@@ -74,7 +46,7 @@ def attend(
 ) -> Tensor:
     """Multi-head attention of (K, q, d) over (K, n, d); ``mask`` (K, n) is true for rows that may be seen.
 
-    The rows stand for ``values`` of the same shape, if given, else for themselves.
+    The answer mixes ``values`` of the same shape, if given, and otherwise the rows of ``context`` themselves.
     """
 
     def split(x: Tensor, part: int) -> Tensor:

@@ -62,7 +62,7 @@ class Method(ABC):
         {"images"}
     )  # of the backbone; images, features and layer inputs fill the batch
     Params: ClassVar[type]
-    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global global_then_ft, none
+    paper_policy: ClassVar[str] = "global"  # of the head in its paper: local, global, global_then_ft, none
     # Whether its state has no axis of classes: then it can also score classes that nobody trained on, by their names.
     open_vocabulary: ClassVar[bool] = False
     # Whether the head reads the same in every epoch of an adaptation, so that `head_inputs` is asked once.
@@ -93,7 +93,7 @@ class Method(ABC):
 
     @classmethod
     def input_depth(cls, params: Any) -> int | None:  # noqa: ARG003
-        """Blocks whose inputs ``batch.layer_inputs`` holds, if the method needs "layer inputs"; None all, 0 none."""
+        """Blocks whose inputs ``batch.layer_inputs`` holds, if the method needs "layer inputs"; None means all."""
         return None
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Method(ABC):
         return {}
 
     def diagnostics(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
-        """Numbers worth a curve, (K,) each: taken after training on each client's first batch, logged every round."""
+        """Numbers worth a curve, (K,) each: taken after training on each client's first images, logged every round."""
         return {}
 
     def stages(self, epochs: int) -> Sequence[Stage]:
@@ -180,7 +180,7 @@ class Method(ABC):
         return 0
 
     def newcomer_stages(self, epochs: int) -> Sequence[Stage]:  # noqa: ARG002
-        """What a client kept out of all rounds trains of what `newcomer` sent it, before and without its head."""
+        """What a client that was kept out of all rounds trains of what `newcomer` sent it, before it fits its head."""
         return []
 
     # -- what travels ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt.harness.model.backbone import Edit
+from fedprompt.harness.model.backbone import Edit, Prompted
 
 
 class Kind(NamedTuple):
@@ -21,15 +21,20 @@ def deep_rows(kinds: Sequence[Kind], after_depth: str) -> Edit:
     """Rows after CLS in the order of ``kinds``; after its last block a kind's rows propagate or are dropped."""
     propagate = after_depth == "propagate"
 
-    def edit(block: int, tokens: Tensor) -> Tensor:
-        lengths = [kind.length if block and (propagate or block <= kind.depth) else 0 for kind in kinds]
-        cls, *groups, patches = torch.split(tokens, [1, *lengths, tokens.shape[1] - 1 - sum(lengths)], dim=1)
-        unprompted = torch.cat([cls, patches], dim=1)
-        groups = [
-            kind.rows(block, unprompted) if block < kind.depth else old
-            for kind, old in zip(kinds, groups, strict=True)
-            if propagate or block < kind.depth
-        ]
-        return torch.cat([cls, *groups, patches], dim=1)
+    def edit(block: int, tokens: Tensor) -> Tensor | Prompted:
+        lengths = [kind.length if propagate and block >= kind.depth else 0 for kind in kinds]
+        cls, *staying, patches = torch.split(tokens, [1, *lengths, tokens.shape[1] - 1 - sum(lengths)], dim=1)
+        unprompted = torch.cat([cls, patches], dim=1) if any(lengths) else tokens
+        ending = []
+        for place, kind in enumerate(kinds):
+            if block < kind.depth:
+                rows = kind.rows(block, unprompted)
+                if propagate and block == kind.depth - 1:
+                    staying[place] = rows
+                else:
+                    ending.append(rows)
+        if any(rows.shape[1] for rows in staying):
+            tokens = torch.cat([cls, *staying, patches], dim=1)
+        return Prompted(tokens, torch.cat(ending, dim=1)) if ending else tokens
 
     return edit

@@ -81,7 +81,7 @@ class Registry:
         return ALIASES[name].title if name in ALIASES else self.get(name).title
 
     def names(self, offers: frozenset[str] | None = None) -> list[str]:
-        """In the order of tables, without aliases; only those that ``offers`` of a backbone suffice for, if given."""
+        """In the order of tables, without aliases; with ``offers`` of a backbone, only methods that need no more."""
         names = [name for name, method in self._methods.items() if offers is None or method.needs <= offers]
         return sorted(names, key=lambda name: (self._methods[name].order, name))
 

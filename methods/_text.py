@@ -78,6 +78,11 @@ class TextMethod(Method):
         """Normalised text features of all classes under each context, (K, m, d_t) to (K, C, d)."""
         return self.backbone.text_features(context, self.prompts)
 
+    def template_texts(self) -> Tensor:
+        """Frozen features of all classes, (C, d), in ``params.template`` or, if it is empty, that of the weights."""
+        templates = [self.params.template] if self.params.template else None
+        return self.backbone.template_features(self.task.class_names, templates)
+
     def class_features(self, theta: State) -> Tensor:
         """What images are compared with, (K, ...), whatever the batch: computed once per step or evaluation."""
         return self.encode(self.context(theta))

@@ -57,9 +57,9 @@ class DPFPL(TextMethod):
         left, right = factors(theta["own"], batch.normal(self.backbone.text.width, self.rank)[:, 0])
         (shared,) = self.private_means([slopes], batch)
         to_left, to_right = self.private_means([slopes @ right.mT[:, None], left.mT[:, None] @ slopes], batch)
-        own = full_gradient(to_left, to_right, left, right, 1 if self.params.recon == "plus" else -1)
-        given = ((theta["context"] * shared) + (theta["own"] * own)).sum((1, 2))
-        return fit + given - given.detach()
+        private = full_gradient(to_left, to_right, left, right, 1 if self.params.recon == "plus" else -1)
+        surrogate = ((theta["context"] * shared) + (theta["own"] * private)).sum((1, 2))
+        return fit + surrogate - surrogate.detach()  # the value of one, the gradient of the other
 
     @property
     def rank(self) -> int:

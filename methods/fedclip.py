@@ -1,4 +1,4 @@
-"""FedCLIP: an attention mask over the coordinates of the image feature, averaged; both towers and all texts stay."""
+"""FedCLIP: an attention mask over the coordinates of the image feature, averaged; towers and texts stay fixed."""
 
 from dataclasses import dataclass
 
@@ -31,8 +31,7 @@ class FedCLIP(TextMethod):
 
     def __init__(self, params: FedCLIPParams, backbone: FrozenCLIP, task: Task) -> None:
         super().__init__(params, backbone, task)
-        templates = [params.template] if params.template else None
-        self._classes = backbone.template_features(task.class_names, templates)
+        self._classes = self.template_texts()
 
     def init_server(self, rng: torch.Generator) -> State:
         dim = self.backbone.dim

@@ -133,9 +133,9 @@ class FedMGP(TextMethod):
         images, classes = self.group_images(theta, batch), self.class_features(theta)
         pairs = zip(images.unbind(1), classes.unbind(1), strict=True)
         fits = [cross_entropy(self.cosine_logits(image, names), batch) for image, names in pairs]
-        apart = batch.mean(spread(images)) + spread(classes).mean(1)
+        distance = batch.mean(group_distance(images)) + group_distance(classes).mean(1)
         diversity: float = self.params.diversity
-        return torch.stack(fits).mean(0) - diversity / 2 * apart
+        return torch.stack(fits).mean(0) - diversity / 2 * distance
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
         images, classes = self.group_images(theta, batch), self.current_classes(theta, batch)
@@ -153,24 +153,26 @@ class FedMGP(TextMethod):
     def end_stage(self, stage: Stage, theta: State) -> State:
         if stage.name != "train" or not stage.epochs:
             return {}
-        held = {kind: self.held(theta, kind) for kind in KINDS}
-        near = torch.stack([likeness(held[kind], theta[f"sent.{kind}"]) for kind in KINDS]).mean(0)
-        scores = near / self.params.tau * (1 - theta["fresh"]) + theta["noise"]  # the largest are a draw without return
+        groups_by_kind = {kind: self.held(theta, kind) for kind in KINDS}
+        near = torch.stack([slot_likeness(groups_by_kind[kind], theta[f"sent.{kind}"]) for kind in KINDS]).mean(0)
+        scores = (
+            near / self.params.tau * (1 - theta["fresh"]) + theta["noise"]
+        )  # the largest are a draw without replacement
         drawn = scores.argsort(dim=1, descending=True, stable=True)[:, : int(self.params.exchanged)]
         rows = torch.arange(len(drawn), device=drawn.device)[:, None]
-        slots = {f"slots.{kind}": groups[rows, drawn] for kind, groups in held.items()}
-        return {**held, **slots, "drawn": drawn, "fresh": torch.zeros_like(theta["fresh"])}
+        slots = {f"slots.{kind}": groups[rows, drawn] for kind, groups in groups_by_kind.items()}
+        return {**groups_by_kind, **slots, "drawn": drawn, "fresh": torch.zeros_like(theta["fresh"])}
 
 
-def likeness(groups: Tensor, slots: Tensor) -> Tensor:
+def slot_likeness(groups: Tensor, slots: Tensor) -> Tensor:
     """The cosine of each group with the slot that is most like it, (K, groups)."""
     rows, columns = (F.normalize(x.flatten(2), dim=-1) for x in (groups, slots))
     return (rows @ columns.mT).amax(-1)
 
 
-def spread(features: Tensor) -> Tensor:
+def group_distance(features: Tensor) -> Tensor:
     """Mean absolute difference between groups (K, groups, n, d), over all pairs of groups and all d, (K, n)."""
     groups = features.shape[1]
     pairs = [(i, j) for i in range(groups) for j in range(i + 1, groups)]
-    apart = [(features[:, i] - features[:, j]).abs().mean(-1) for i, j in pairs]
-    return torch.stack(apart).mean(0) if apart else torch.zeros_like(features[:, 0, :, 0])
+    distances = [(features[:, i] - features[:, j]).abs().mean(-1) for i, j in pairs]
+    return torch.stack(distances).mean(0) if distances else torch.zeros_like(features[:, 0, :, 0])

@@ -47,7 +47,7 @@ class FedOTP(TextMethod):
         return {"own": self.first_context(rng)}
 
     def class_features(self, theta: State) -> Tensor:
-        """Features under the shared and under the own context, (K, 2, C, d)."""
+        """Features under the shared and under the private context, (K, 2, C, d)."""
         both = torch.stack([theta["context"], theta["own"]], dim=1)
         return torch.unflatten(self.encode(both.flatten(0, 1)), 0, (-1, 2))
 

@@ -65,6 +65,6 @@ class FedPGP(TextMethod):
 
 
 def contrast(shared: Tensor, own: Tensor, reference: Tensor, tau: float) -> Tensor:
-    """InfoNCE of the shared features with one positive, the reference, and one negative, the own, (K,)."""
+    """InfoNCE of the shared features with one positive, the reference, and one negative, the client's own, (K,)."""
     negative, positive = (shared * own).sum(-1), (shared * reference).sum(-1)
     return F.softplus((negative - positive) / tau).mean(-1)

@@ -280,9 +280,11 @@ class PFedBayesPT(HeadedMethod):
                 "kl": kl_normal(drawn.psis[0], prior),
             }
         mean = batch.pad(drawn.psis[0].mean).flatten(2)
-        centre = (mean.sum(1) / batch.mask.sum(1).clamp(min=1)[:, None])[:, None]
+        count = batch.mask.sum(1)
+        centre = (mean.sum(1) / count.clamp(min=1)[:, None])[:, None]
         square, spread = (batch.mean(x.square().mean(-1)) for x in (mean, mean - centre))
-        sizes = {"ce": cross_entropy(drawn.logits, batch), "mu": square.sqrt(), "mu_between": spread / square}
+        between = spread / square * count / (count - 1).clamp(min=1)  # a mean of few images is too close to them
+        sizes = {"ce": cross_entropy(drawn.logits, batch), "mu": square.sqrt(), "mu_between": between}
         return sizes | {name: batch.mean(batch.pad(value)) for name, value in per_image.items()}
 
 

@@ -20,7 +20,7 @@ from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
 
 @dataclass(frozen=True)
 class PFedDCParams(TextParams):
-    visual_length: int = option(8, "visual prompt tokens; 0 leaves text alone", low=0)
+    visual_length: int = option(8, "visual prompt tokens; 0 means text prompts only", low=0)
     heads: int = option(8, "attention heads", low=1)
     attention_lr: float = option(0.002, "learning rate of the attention", low=0)
     query: str = option("global", "whose prompt asks and is added to", choices=("global", "local"))
@@ -48,9 +48,9 @@ class PFedDC(TextMethod):
         return {"context": self.first_context(rng), **self.visual_prompt("visual", rng)}
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
-        own = {"own.context": self.first_context(rng), **self.visual_prompt("own.visual", rng)}
-        own |= attention_init("text", self.backbone.text.width, rng)
-        return own | (attention_init("image", self.backbone.width, rng) if self.params.visual_length else {})
+        personal = {"own.context": self.first_context(rng), **self.visual_prompt("own.visual", rng)}
+        personal |= attention_init("text", self.backbone.text.width, rng)
+        return personal | (attention_init("image", self.backbone.width, rng) if self.params.visual_length else {})
 
     def visual_prompt(self, name: str, rng: torch.Generator) -> State:
         shape = (int(self.params.visual_length), self.backbone.width)

@@ -62,9 +62,9 @@ class PFedMoAP(TextMethod):
         return {"context": context, "pool": pool, "known": torch.zeros(clients, dtype=torch.bool)}
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
-        kept = torch.zeros(self.experts, int(self.params.length), self.backbone.text.width)
+        experts = torch.zeros(self.experts, int(self.params.length), self.backbone.text.width)
         present = torch.zeros(self.experts, dtype=torch.bool)
-        return {**attention_init("gate", self.gate_width, rng), "kept": kept, "kept.present": present}
+        return {**attention_init("gate", self.gate_width, rng), "kept": experts, "kept.present": present}
 
     def rates(self) -> dict[str, float]:
         return {"context": self.params.lr, **dict.fromkeys(GATE, self.params.gate_lr)}
@@ -148,8 +148,8 @@ class PFedMoAP(TextMethod):
         if stage.name == "plain":  # a newcomer's first half: the server answers with what is nearest to its context now
             experts, present = nearest(theta["context"], theta["pool"][0], theta["known"], self.experts)
             return {"experts": experts, "present": present, EXPERTS: self.expert_features(experts)}
-        kept = {"own": theta["context"], "kept": theta["experts"], "kept.present": theta["present"]}
-        return kept if stage.epochs else {}
+        remembered = {"own": theta["context"], "kept": theta["experts"], "kept.present": theta["present"]}
+        return remembered if stage.epochs else {}
 
     def adaptation(self, epochs: int) -> Stage:
         """A client without experts has no use for a gate."""

@@ -56,7 +56,7 @@ def generate(generator: State, descriptors: Tensor, heads: int = 1) -> Tensor:
     return base + context @ generator["out"] + generator["shift"][..., None, :]
 
 
-def clipped(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
+def clip_jointly(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
     """All gradients scaled together so that their common norm is at most ``norm``."""
     grads = list(grads)
     total = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
@@ -110,7 +110,7 @@ class PFedPG(FedVPT):
         }
 
     def upload(self, theta: State, received: State) -> State:
-        """The prompt's way back to where it began: minus a long step, so the server DESCENDS along it."""
+        """First prompt minus last, the opposite of what training added, so that the server DESCENDS along it."""
         head = {name: theta[name] for name in received if name != "prompt"}
         return {"delta": received["prompt"] - theta["prompt"], **head}
 
@@ -132,7 +132,7 @@ class PFedPG(FedVPT):
             prompts = self._generate(learned, learned["descriptors"][list(clients)])
             pull = (prompts * delta).sum((1, 2)) @ share.to(delta)
         grads = torch.autograd.grad(pull, list(learned.values()))
-        return dict(zip(LEARNED, clipped(grads, self.params.clip), strict=True))
+        return dict(zip(LEARNED, clip_jointly(grads, self.params.clip), strict=True))
 
     def _adam(self, server: State, grads: State, clients: Sequence[int]) -> State:
         """Adam's step. Descriptors of absent clients stay as they are: their momentum would move them."""
@@ -153,8 +153,8 @@ class PFedPG(FedVPT):
 
     def newcomer(self, server: State, clients: Sequence[int]) -> State:
         """The frozen generator and the mean descriptor of those who took part (of all, before round 1)."""
-        seen = (server["visits"] > 0).to(server["descriptors"])
-        share = torch.where(seen.sum() > 0, seen, torch.ones_like(seen))
+        took_part = (server["visits"] > 0).to(server["descriptors"])
+        share = torch.where(took_part.sum() > 0, took_part, torch.ones_like(took_part))
         sent = {name: server[name] for name in server if name in GENERATOR or name.startswith("head.")}
         sent["descriptor"] = share @ server["descriptors"] / share.sum()
         stacked = super().download(sent, clients)  # as they are
@@ -177,6 +177,6 @@ class PFedPG(FedVPT):
             prompt = self._generate(theta, descriptor)
             pull = (prompt * (prompt - theta["prompt"]).detach()).sum((1, 2))
         (grads,) = torch.autograd.grad(pull.sum(), [descriptor])
-        steps = torch.stack([clipped([grad], self.params.clip)[0] for grad in grads])
+        steps = torch.stack([clip_jointly([grad], self.params.clip)[0] for grad in grads])
         moved = theta["descriptor"] - self.params.gen_lr * steps
         return {"descriptor": moved, "prompt": self._generate(theta, moved)}

@@ -51,7 +51,7 @@ class PFedPrompt(TextMethod):
             keys.append(self.image_features(batch))
             values.append(F.one_hot(batch.labels, self.task.num_classes) * batch.mask[..., None])
         missing = self.longest - sum(part.shape[1] for part in keys)
-        # As long for every stack of clients: how sums are taken may not depend on who is evaluated together.
+        # Equally long for every stack of clients: how sums are taken may not depend on who is evaluated together.
         memory = {
             name: F.pad(torch.cat(parts, dim=1), (0, 0, 0, max(0, missing)))
             for name, parts in (("keys", keys), ("values", values))

@@ -47,8 +47,8 @@ class PromptFedAMP(TextMethod):
         """How much of each client's context (columns) is in each client's mixture (rows), (N, N)."""
         flat, known = server["pool"].flatten(1).double(), server["known"].double()
         squares = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-        both = known[:, None] * known > 0
-        median = torch.where(both & (squares > 0), squares, torch.nan).nanmedian().nan_to_num(1.0)
+        both_known = known[:, None] * known > 0
+        median = torch.where(both_known & (squares > 0), squares, torch.nan).nanmedian().nan_to_num(1.0)
         sigma = median if self.params.sigma is None else self.params.sigma
         alpha = sigma / len(flat) if self.params.alpha is None else self.params.alpha
         itself = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
@@ -70,8 +70,8 @@ class PromptFedAMP(TextMethod):
         return {"context": start, "mixture": start}
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
-        apart = (theta["context"] - theta["mixture"]).flatten(1)
-        penalty: Tensor = self.params.pull / 2 * apart.square().sum(1)
+        distance = (theta["context"] - theta["mixture"]).flatten(1)
+        penalty: Tensor = self.params.pull / 2 * distance.square().sum(1)
         return super().loss(theta, batch) + penalty
 
     def upload(self, theta: State, received: State) -> State:  # noqa: ARG002

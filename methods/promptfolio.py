@@ -31,8 +31,8 @@ class PromptFolio(TextMethod):
         return {"own": self.first_context(rng)}
 
     def class_features(self, theta: State) -> Tensor:
-        shared, own = self.encode(torch.cat([theta["context"], theta["own"]])).chunk(2)
-        mixture = torch.lerp(shared, own, self.params.theta)
+        shared, private = self.encode(torch.cat([theta["context"], theta["own"]])).chunk(2)
+        mixture = torch.lerp(shared, private, self.params.theta)
         return F.normalize(mixture, dim=-1) if self.params.mix_norm else mixture
 
     def step_floats(self) -> int:

@@ -29,8 +29,7 @@ class ZsClip(TextMethod):
 
     def __init__(self, params: Any, backbone: FrozenCLIP, task: Task) -> None:
         super().__init__(params, backbone, task)
-        templates = [params.template] if params.template else None
-        self._classes = backbone.template_features(task.class_names, templates)
+        self._classes = self.template_texts()
 
     def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
         return {}

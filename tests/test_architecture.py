@@ -63,6 +63,18 @@ def test_a_wrong_import_breaks_the_contract(packages: Path, importer: str, impor
     assert f"fedprompt.{module} -> {imported}" in result.stdout
 
 
+def test_private_modules_are_imported_within_their_own_package_only() -> None:
+    pattern = re.compile(r"^\s*(?:from|import) fedprompt\.([a-z_.]*[a-z])(?:\.| import )(_\w+)", re.MULTILINE)
+    imports = [
+        (path, ROOT / owner.replace(".", "/"), name)
+        for top in ("methods", "datasets", "harness")
+        for path in (ROOT / top).rglob("*.py")
+        for owner, name in pattern.findall(path.read_text())
+    ]
+    assert len(imports) > 100
+    assert [(path, name) for path, owner, name in imports if owner not in path.parents] == []
+
+
 def test_the_contract_names_every_part_of_the_harness() -> None:
     layers = " ".join(PYPROJECT["importlinter"]["contracts"][0]["layers"])
     named = {name for name in layers.split() if name not in ("|", ":")}

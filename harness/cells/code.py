@@ -1,8 +1,8 @@
 """The digest of the code that computes a cell: results of edited code are other results.
 
-Counted are the method's file with the modules of `fedprompt.methods` that it imports, and everything between the images
-and the records: partitions, backbones, training, evaluation. Not counted are how images are prepared, because a cell's
-data have their own checksum, and what moves results around. Comments, docstrings and layout make no difference.
+It covers the method's file with the modules of `fedprompt.methods` that it imports, and everything between the images
+and the records: partitions, backbones, training, evaluation. It leaves out how images are prepared, because a cell's
+data have their own checksum, and what only moves results around. Comments, docstrings and layout make no difference.
 """
 
 import ast
@@ -42,8 +42,8 @@ COMMON = (
 @cache
 def code_digest(method: type[Method], clip: bool = False) -> str:
     """Of the code as it is on disk when a process first asks; ``clip`` counts what only CLIP backbones need."""
-    own = _with_imports(Path(inspect.getfile(method)).resolve())
-    return hashlib.sha256("\n".join([*_shared(clip), *sorted(map(_text, own))]).encode()).hexdigest()[:12]
+    method_files = _with_imports(Path(inspect.getfile(method)).resolve())
+    return hashlib.sha256("\n".join([*_shared(clip), *sorted(map(_text, method_files))]).encode()).hexdigest()[:12]
 
 
 @cache
@@ -90,5 +90,5 @@ def _canonical(node: object) -> str:
     fields = dict(ast.iter_fields(node))
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
         fields["body"] = fields["body"][1:]
-    given = (f"{name}={_canonical(value)}" for name, value in fields.items() if value not in (None, []))
-    return f"{type(node).__name__}({','.join(given)})"
+    present = (f"{name}={_canonical(value)}" for name, value in fields.items() if value not in (None, []))
+    return f"{type(node).__name__}({','.join(present)})"

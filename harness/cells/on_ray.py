@@ -124,13 +124,13 @@ def _on_nodes(site: Site, resources: Mapping[str, float]) -> Site:
     """``site`` as other processes can use it: a node does not start in the folder that paths are relative to."""
     if site.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"device {site.device!r} names a device of one machine; on a cluster use cpu, cuda or auto.")
-    found = "cuda" if resources.get("GPU") else "cpu"
+    device = "cuda" if resources.get("GPU") else "cpu"
     return replace(
         site,
         out=site.out.resolve(),
         data_root=site.data_root.resolve() if site.data_root else None,
         weights=str(Path(site.weights).resolve()) if site.weights else None,
-        device=found if site.device == "auto" else site.device,
+        device=device if site.device == "auto" else site.device,
     )
 
 

@@ -32,8 +32,8 @@ from fedprompt.harness.model.weights import BackboneSpec, is_clip, load_backbone
 from fedprompt.harness.model.zero_shot import require_zero_shot, zero_shot_accuracy
 from fedprompt.methods import Method, Task, registry
 
-GUARDED = 256  # training images, about, that the zero-shot guard looks at
-EXAMPLES = 64  # training images, about, that a method may look at before any round
+GUARDED = 256  # about how many training images the zero-shot guard looks at
+EXAMPLES = 64  # about how many training images a method may look at before any round
 
 
 @dataclass(frozen=True)

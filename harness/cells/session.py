@@ -30,7 +30,7 @@ def finished_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
 
 
 def finished_outcomes(cells: Iterable[Cell], site: Site) -> Iterator[CellOutcome]:
-    """Of cells with finished folders: what they hold is believed if it is whole, and of the data that are there now."""
+    """Outcomes of cells with finished folders: an error where a file is damaged or the data have changed since."""
     current: dict[tuple[str, int], str] = {}  # checksums by data set and image size
     for cell in cells:
         folder, data = run_folder(site.out, cell), (cell.dataset, cell.backbone.image_size)
@@ -64,8 +64,8 @@ def run_cells(
     A failing cell does not stop the others. Observers do not hear of one that another process is running and, without
     ``report_unstarted``, of one that failed before it had a run folder, which is what bad input does.
     """
-    every = {cell.hash for cell in cells}
-    again = every & set(restart) if isinstance(restart, Collection) else every if restart else set()
+    all_hashes = {cell.hash for cell in cells}
+    again = all_hashes & set(restart) if isinstance(restart, Collection) else all_hashes if restart else set()
     finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in again]
     outcomes = list(finished_outcomes(finished, site))
     for outcome in outcomes:  # observers may have missed its end

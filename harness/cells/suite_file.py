@@ -50,15 +50,15 @@ def suite_path(name: str) -> Path:
     """The file of a suite that comes with the package, by name, or of any other by its path."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
-        found = path.is_file()
+        exists = path.is_file()
     except OSError:  # no file can have such a name
-        found = False
-    if not found and name.endswith(".toml"):
+        exists = False
+    if not exists and name.endswith(".toml"):
         raise UserError(
             f"there is no suite file {name!r} (looked for {str(path.absolute())[:300]!r}); give the path of yours, or "
             f"the name of one that comes with the package: {', '.join(suite_names())}."
         )
-    if not found:
+    if not exists:
         raise unknown("suite", name, suite_names(), "A suite of your own: a path that ends in .toml.")
     if not re.fullmatch(r"\w[\w .+-]*", path.stem):  # reports and tuned values are written to places of this name
         raise UserError(f"suite {name!r}: its name must begin with a letter or a digit and have no signs but .+-_")
@@ -193,8 +193,8 @@ def _check_held_out(kind: str, partition: str, where: str) -> None:
     """Only a partition that keeps something out of training can show what was learned of it."""
     spec = parse_partition(partition)
     if (kind == "novel" and spec.novel == "none") or (kind == "target" and not spec.target):
-        wanted = {"novel": "novel=half", "target": "target=DOMAIN"}[kind]
-        raise UserError(f"{where}: kind {kind!r} needs {wanted} in its partition {partition!r}.")
+        needed = {"novel": "novel=half", "target": "target=DOMAIN"}[kind]
+        raise UserError(f"{where}: kind {kind!r} needs {needed} in its partition {partition!r}.")
 
 
 def _rows(methods: str | Sequence[str], variants: Mapping[str, Row], offers: frozenset[str]) -> tuple[Row, ...]:

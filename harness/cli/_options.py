@@ -138,11 +138,11 @@ def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], di
 
 
 def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    wanted = f"{option} {text!r} must be different whole numbers separated by commas, such as 0,1,2."
+    message = f"{option} {text!r} must be different whole numbers separated by commas, such as 0,1,2."
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise UserError(wanted) from error
+        raise UserError(message) from error
     if len(set(numbers)) < len(numbers) or min(numbers) < 0:
-        raise UserError(wanted)
+        raise UserError(message)
     return numbers

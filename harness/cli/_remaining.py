@@ -46,7 +46,7 @@ class Remaining:
 
     @property
     def seconds(self) -> float | None:
-        """None while there is nothing to tell it from."""
+        """None while nothing has been measured yet."""
         counted = sum(self._counted.values())
         overall = sum(self._seconds.values()) / counted if counted else 1.0
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
     from fedprompt.harness.planning.plan import Plan
 
-Line = Mapping[str, Any]  # of `Plan.frame`
+PlanLine = Mapping[str, Any]  # of `Plan.frame`
 WIDTH = 112  # columns that the tables take, also when standard output is no terminal
 LEGEND = (
     "Images: forward passes of one image in training, adaptation, evaluation, statistics and frozen features.",
@@ -82,7 +82,7 @@ def _tuning_note(suite: "Suite", planned: "Plan", site: "Site", workers: int) ->
     ]
 
 
-def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence[str], console: "Console") -> None:
+def print_plan(lines: Sequence[PlanLine], seconds: float, pace: str, notes: Sequence[str], console: "Console") -> None:
     """One table for each of the suite's, the total, and what the numbers are based on."""
     for name in dict.fromkeys(line["table"] for line in lines):
         console.print(_table(name, [line for line in lines if line["table"] == name]))
@@ -98,7 +98,7 @@ def print_plan(lines: Sequence[Line], seconds: float, pace: str, notes: Sequence
         console.print(f"[dim]{note}[/]", soft_wrap=True)
 
 
-def _table(name: str, lines: Sequence[Line]) -> "Table":
+def _table(name: str, lines: Sequence[PlanLine]) -> "Table":
     from rich.table import Table
 
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="")
@@ -117,13 +117,13 @@ def _table(name: str, lines: Sequence[Line]) -> "Table":
     return table
 
 
-def _work(line: Line, payload: Sequence[str]) -> list[str]:
-    """The cells of a table's line from its number of cells on."""
+def _work(line: PlanLine, payload: Sequence[str]) -> list[str]:
+    """What a table shows of one line, from its number of cells on."""
     done = f"{line['finished']} of " if line["finished"] else ""
     counts = [f"{done}{line['cells']}", scaled(line["images"]), scaled(line["flops"])]
     return [*counts, *payload, bytes_text(line["bytes_sent"]), duration(line["seconds"])]
 
 
-def _sums(lines: Sequence[Line]) -> Line:
+def _sums(lines: Sequence[PlanLine]) -> PlanLine:
     keys = ("cells", "finished", "images", "flops", "bytes_sent", "seconds")
     return {key: sum(line[key] for line in lines) for key in keys}

@@ -42,7 +42,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.methods import Method
 
-__all__ = ["PROPERTIES", "ConformanceError", "Property", "Result", "check_method", "check_property"]
+__all__ = ["PROPERTIES", "ConformanceError", "Property", "PropertyResult", "check_method", "check_property"]
 
 Check = Callable[[type[Method], Params], None]
 
@@ -58,7 +58,7 @@ class Property:
 
 
 @dataclass(frozen=True)
-class Result:
+class PropertyResult:
     name: str
     ok: bool
     reason: str  # why not, in one line; empty if it holds
@@ -101,7 +101,7 @@ PROPERTIES = tuple(
 )
 
 
-def check_property(property_: Property, method: type[Method], params: Params = None) -> Result:
+def check_property(property_: Property, method: type[Method], params: Params = None) -> PropertyResult:
     """Whatever the method raises is a failure of the property, told in one line with its type."""
     start = time.perf_counter()
     reason = _failure(property_, method, params)
@@ -109,7 +109,7 @@ def check_property(property_: Property, method: type[Method], params: Params = N
         other = "global" if head_owner(method.paper_policy) == "local" else "local"
         reason = _failure(property_, type(method.__name__, (method,), {"paper_policy": other}), params)
         reason = reason and f"with a {other} head: {reason}"
-    return Result(property_.name, not reason, reason, time.perf_counter() - start)
+    return PropertyResult(property_.name, not reason, reason, time.perf_counter() - start)
 
 
 def _failure(property_: Property, method: type[Method], params: Params) -> str:
@@ -124,7 +124,7 @@ def _failure(property_: Property, method: type[Method], params: Params) -> str:
     return ""
 
 
-def check_method(method: type[Method], params: Params = None) -> list[Result]:
+def check_method(method: type[Method], params: Params = None) -> list[PropertyResult]:
     """All properties of ``method``, failed or not; parameters that are wrong in themselves raise a UserError."""
     try:
         toy_federation(method, params)

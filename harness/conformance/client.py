@@ -84,14 +84,14 @@ def gradient_matches_the_loss(method: type[Method], params: Params) -> None:
                 slope = (at[0] - at[1]) / (2 * step)
                 loss = loss_of({name: leaf}, stage.name)
                 (grad,) = torch.autograd.grad(loss.sum(), [leaf], allow_unused=True)
-                given = torch.zeros_like(slope) if grad is None else (grad * along).flatten(1).sum(1)
-                error = (given - slope).abs()
+                gradient_slope = torch.zeros_like(slope) if grad is None else (grad * along).flatten(1).sum(1)
+                error = (gradient_slope - slope).abs()
                 allowed = relative * slope.abs() + absolute * (1 + loss.detach().abs())
                 worst = int((error - allowed).argmax())
                 require(
                     bool((error <= allowed).all()),
                     f"{name} in stage {stage.name!r}: along a random direction the loss changes at rate "
-                    f"{float(slope[worst]):.4g}, the gradient says {float(given[worst]):.4g}",
+                    f"{float(slope[worst]):.4g}, the gradient says {float(gradient_slope[worst]):.4g}",
                 )
 
 

@@ -60,11 +60,11 @@ def _guard(method: Method, hook: str) -> None:
     original = getattr(method, hook)
 
     def guarded(*args: Any) -> Any:
-        given = [arg for arg in args if isinstance(arg, dict)]
-        given += [dict(arg.start) for arg in args if isinstance(arg, Batch)]
-        before = [cloned(arg) for arg in given]
+        states = [arg for arg in args if isinstance(arg, dict)]
+        states += [dict(arg.start) for arg in args if isinstance(arg, Batch)]
+        before = [cloned(arg) for arg in states]
         result = original(*args)
-        for was, arg in zip(before, given, strict=True):
+        for was, arg in zip(before, states, strict=True):
             same_bits(was, arg, f"{hook}() changes its argument")
         return result
 

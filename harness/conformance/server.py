@@ -143,9 +143,9 @@ def _aggregations(federation: Federation) -> list[tuple[State, State, Tensor, Se
     aggregate = federation.method.aggregate
 
     def recorded(server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
-        given: tuple[Any, ...] = (cloned(server), cloned(uploads), weights.clone(), list(clients))
+        arguments: tuple[Any, ...] = (cloned(server), cloned(uploads), weights.clone(), list(clients))
         result = aggregate(server, uploads, weights, clients)
-        calls.append((*given, cloned(result)))
+        calls.append((*arguments, cloned(result)))
         return result
 
     federation.method.aggregate = recorded  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ import pandas as pd
 from fedprompt.harness.federation.convergence import still_moving
 from fedprompt.harness.federation.evaluation import LOCAL, Record
 from fedprompt.harness.federation.policy import FINETUNED
+from fedprompt.harness.federation.protocol import reported_rounds
 
 COUNTS = ("correct", "total")
 COMBINED = (LOCAL, "base", "novel")  # test sets of the harmonic mean
@@ -79,11 +80,11 @@ def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str)
 
 def _summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str) -> dict[str, float]:
     """The summary of one reading."""
-    first, exclude = max(1, rounds - last + 1), never_sampled == "exclude"
+    reported, exclude = reported_rounds(rounds, last), never_sampled == "exclude"
     curve = per_round(records, exclude)
-    counted = records[records["round"] >= first]
-    default, excluded = curve[curve.index >= first], per_round(counted, exclude_never_sampled=True)
-    _require_rounds(list(default.index), list(range(first, rounds + 1)))
+    counted = records[records["round"].isin(reported)]
+    default, excluded = curve[curve.index.isin(reported)], per_round(counted, exclude_never_sampled=True)
+    _require_rounds(list(default.index), list(reported))
     final = per_client(on_test_set(records[(records["round"] == rounds) & (records["samples"] == 0)]))
     unseen, convergence = final[final["unseen"]], still_moving(curve["average"])
     summary = {
@@ -91,7 +92,7 @@ def _summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str
         "worst_local": float(default["worst_local"].mean()),
         "average_exclude": float(excluded["average"].mean()),
         "worst_local_exclude": float(excluded["worst_local"].mean()),
-        "rounds_counted": float(rounds - first + 1),
+        "rounds_counted": float(len(reported)),
         "never_sampled": float((~final[~final["unseen"]]["participated"]).sum()),
         "moving": float(convergence.moving),
     }

@@ -71,8 +71,13 @@ class Protocol:
 
     def reported(self, round_: int) -> bool:
         """Whether the round is one of those whose mean is reported."""
-        return round_ > self.rounds - self.last
+        return round_ in reported_rounds(self.rounds, self.last)
 
     def swept(self, round_: int) -> bool:
         """Whether other numbers of draws are counted in the round, too."""
         return self.sweep and self.reported(round_)
+
+
+def reported_rounds(rounds: int, last: int) -> range:
+    """The rounds whose mean is reported: the last ones, or all where there are fewer."""
+    return range(max(1, rounds - last + 1), rounds + 1)

@@ -27,6 +27,7 @@ from fedprompt.harness.federation.training import stack_states, train, unstack_s
 from fedprompt.methods import Method, State
 
 DIVERGED = "diverged in round "  # how the reason begins
+DIAGNOSED = 4  # images of each client: a round's diagnostics are means over its whole cohort
 
 
 class DivergedError(UserError):
@@ -174,7 +175,7 @@ class Federation:
     def diagnostics(self, theta: State, clients: Sequence[int], round_: int) -> State:
         """The method's own numbers on each client's first training images; consumes nothing of training."""
         rngs = [torch_rng(self.seed, "evaluation", "diagnostics", round_, client) for client in clients]
-        first = [torch.arange(min(self.data.size(client), self.protocol.batch_size)) for client in clients]
+        first = [torch.arange(min(self.data.size(client), DIAGNOSED)) for client in clients]
         return self.method.diagnostics(theta, self.data.batch(clients, "train", first, rngs, "diagnose"))
 
     def weights(self, clients: Sequence[int]) -> Tensor:

@@ -2,14 +2,15 @@
 
 An *edit* maps (block index, tokens entering that block) to the tokens the block really gets. Row 0 is CLS, prompts
 come directly after it and carry no positional embedding. Shallow, deep and inserted prompts are edits; so is
-whatever a method invents, because it sees the tokens of every block.
+whatever a method invents, because it sees the tokens of every block. Rows that the next block will not see go apart, as
+`Prompted`: the block attends to them, and what it would make of them is not computed.
 
 A *block pass* takes the place of the blocks themselves: it maps (block index, block, tokens, rows) to the block's first
 output rows. Low-rank updates and adapters, which act inside a block or beside it, are block passes around `block_rows`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,17 @@ from fedprompt.harness.core.errors import UserError
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
-Edit = Callable[[int, Tensor], Tensor]
+FEW_KEYS = 32  # up to here attention is faster on a CPU without the fused kernel, and its matrix is small
+
+
+class Prompted(NamedTuple):
+    """Tokens of a block, and prompt rows that end with it: keys and values for the tokens, but never queries."""
+
+    tokens: Tensor
+    prompts: Tensor  # (n, T, d)
+
+
+Edit = Callable[[int, Tensor], Tensor | Prompted]
 BlockPass = Callable[[int, Any, Tensor, int], Tensor]
 
 
@@ -39,16 +50,14 @@ def deep(prompts: Tensor, start: int = 0, after_depth: Literal["propagate", "dro
 
     After the last prompted block its rows propagate or are dropped.
     """
-    depth, length = prompts.shape[1:3]
+    depth = prompts.shape[1]
 
-    def edit(block: int, tokens: Tensor) -> Tensor:
+    def edit(block: int, tokens: Tensor) -> Tensor | Prompted:
         layer = block - start
-        if layer < 0 or layer > depth:
+        if not 0 <= layer < depth:
             return tokens
-        unprompted = tokens if layer == 0 else torch.cat([tokens[:, :1], tokens[:, 1 + length :]], dim=1)
-        if layer < depth:
-            return insert(unprompted, prompts[:, layer])
-        return tokens if after_depth == "propagate" else unprompted
+        stays = layer == depth - 1 and after_depth == "propagate"
+        return insert(tokens, prompts[:, layer]) if stays else Prompted(tokens, prompts[:, layer])
 
     return edit
 
@@ -72,9 +81,17 @@ class FrozenViT(nn.Module):
         self.image_size = int(vit.patch_embed.img_size[0])
         self.patch_size = int(vit.patch_embed.patch_size[0])
         self.tokens = 1 + int(vit.patch_embed.num_patches)  # CLS and patches
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.keep_statistics(mean, std)
         self.eval()
+
+    def keep_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """The mean and deviation of channels, for pixels from 0 to 255."""
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, 255 * torch.tensor(values).view(1, 3, 1, 1), persistent=False)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 images as the weights expect them."""
+        return (images.to(self.device, self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "FrozenViT":  # noqa: ARG002
         """Stays in evaluation mode: dropout of a frozen backbone is off even while prompts train."""
@@ -88,8 +105,7 @@ class FrozenViT(nn.Module):
         """uint8 images (n, 3, h, w) to the tokens entering block 0; such tokens, (n, 1+M, d), stay as they are."""
         if images.dim() == 3:
             return images
-        pixels = (images.to(self.device, self.mean.dtype) - self.mean) / self.std
-        tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(pixels)))
+        tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(self.pixels(images))))
         return tokens
 
     def forward(
@@ -106,14 +122,16 @@ class FrozenViT(nn.Module):
         """
         tokens = self.embed(images)
         last = (self.depth if stop is None else stop) - 1
-        for index in range(last + 1):
-            if edit is not None:
-                tokens = edit(index, tokens)
-            block = self.vit.blocks[index]
-            if block_pass is not None:
-                tokens = block_pass(index, block, tokens, rows if index == last else tokens.shape[1])
-            else:
-                tokens = block_rows(block, tokens, rows) if index == last else block(tokens)
+        for index, block in enumerate(self.vit.blocks[: last + 1]):
+            edited = tokens if edit is None else edit(index, tokens)
+            tokens, prompts = edited if isinstance(edited, Prompted) else (edited, None)
+            wanted = rows if index == last else tokens.shape[1]
+            if block_pass is None:
+                tokens = block_rows(block, tokens, wanted, prompts=prompts)
+            elif prompts is None:
+                tokens = block_pass(index, block, tokens, wanted)
+            else:  # it knows of no rows apart: they are its last ones, and are cut off
+                tokens = block_pass(index, block, torch.cat([tokens, prompts], dim=1), wanted)
         normed: Tensor = self.vit.norm(tokens[:, :rows])
         return normed
 
@@ -137,32 +155,78 @@ class FrozenViT(nn.Module):
 
 
 def block_rows(
-    block: Any, tokens: Tensor, rows: int, added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    block: Any,
+    tokens: Tensor,
+    rows: int,
+    added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    prompts: Tensor | None = None,
 ) -> Tensor:
     """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value.
 
-    ``added`` makes of the normed tokens what is added to queries and values, (n, tokens, d) each.
+    ``added`` makes of the normed tokens what is added to queries and values, (n, tokens, d) each. ``prompts``,
+    (n, T, d), are further keys and values.
     """
-    attention, width = block.attn, block.attn.attn_dim
-    normed = block.norm1(tokens)
-    weight, bias = attention.qkv.weight, attention.qkv.bias
-    query = F.linear(normed[:, :rows], weight[:width], None if bias is None else bias[:width])
-    key, value = F.linear(normed, weight[width:], None if bias is None else bias[width:]).chunk(2, dim=-1)
-
-    if added is not None:
-        to_query, to_value = added(normed)
-        query, value = query + to_query[:, :rows], value + to_value
-
-    def heads(x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], attention.num_heads, attention.head_dim).transpose(1, 2)
-
-    attended = F.scaled_dot_product_attention(
-        attention.q_norm(heads(query)), attention.k_norm(heads(key)), heads(value)
+    normed, attention = block.norm1(tokens), block.attn
+    keys = [normed] if prompts is None else [normed, block.norm1(prompts)]
+    few = added is None and 4 * rows <= attention.head_dim and isinstance(attention.k_norm, nn.Identity)
+    if few or normed.requires_grad:  # else only the prompts need a gradient, and have it if they stay apart
+        keys = [_joined(keys)]
+    mixed = (
+        _few_queries(attention, normed[:, :rows], *keys) if few else _attended(attention, normed[:, :rows], keys, added)
     )
-    mixed = attention.proj(attention.norm(attended.transpose(1, 2).flatten(2)))
-    attended_rows = tokens[:, :rows] + block.ls1(mixed)
+    attended_rows = tokens[:, :rows] + block.ls1(attention.proj(attention.norm(mixed)))
     output: Tensor = attended_rows + block.ls2(block.mlp(block.norm2(attended_rows)))
     return output
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
+def _attended(
+    attention: Any,
+    queries: Tensor,
+    keys: Sequence[Tensor],
+    added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Tensor:
+    """What normed rows ``queries`` gather from the normed rows of all ``keys``, (n, rows, d)."""
+    per_query, per_key, per_value = _projections(attention)
+    query = F.linear(queries, *per_query)
+    key, value = (_joined([F.linear(rows, *each) for rows in keys]) for each in (per_key, per_value))
+    if added is not None:
+        to_query, to_value = added(_joined(keys))
+        query, value = query + to_query[:, : query.shape[1]], value + to_value
+
+    def heads(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+
+    query, key, value = attention.q_norm(heads(query)), attention.k_norm(heads(key)), heads(value)
+    if key.shape[2] > FEW_KEYS or key.device.type not in {"cpu", "meta"}:
+        gathered = F.scaled_dot_product_attention(query, key, value)
+    else:
+        shares = ((query * attention.scale).flatten(0, 1) @ key.flatten(0, 1).mT).softmax(-1)
+        gathered = (shares @ value.flatten(0, 1)).unflatten(0, (len(queries), -1))
+    return gathered.transpose(1, 2).flatten(2)
+
+
+def _few_queries(attention: Any, queries: Tensor, keys: Tensor) -> Tensor:
+    """The same for a few rows without any token's key or value: the maps that make them act on the queries, and on the
+    mean of the tokens that a query gathers. A key's bias adds the same to all scores of a query, which softmax undoes.
+    """
+    per_query, per_key, per_value = _projections(attention)
+    shape = (attention.num_heads, attention.head_dim)
+    query = attention.q_norm(F.linear(queries, *per_query).unflatten(-1, shape)) * attention.scale
+    asked = torch.einsum("nrhe,hed->nrhd", query, per_key[0].unflatten(0, shape))
+    shares = (asked.flatten(1, 2) @ keys.mT).softmax(-1)
+    gathered = (shares @ keys).unflatten(1, (-1, shape[0]))
+    value = torch.einsum("nrhd,hed->nrhe", gathered, per_value[0].unflatten(0, shape)).flatten(2)
+    return value if per_value[1] is None else value + per_value[1]
+
+
+def _projections(attention: Any) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of queries, keys and values: three products copy no gradient, one product does."""
+    weights, bias = attention.qkv.weight.chunk(3), attention.qkv.bias
+    return list(zip(weights, (None,) * 3 if bias is None else bias.chunk(3), strict=True))
 
 
 def _require_plain(vit: nn.Module, name: str) -> None:

@@ -18,7 +18,7 @@ TEMPLATE = "a photo of a {}."
 
 
 class FrozenCLIP(FrozenViT):
-    """Image and text tower that never train. What a ViT method needs of a backbone is the image tower's."""
+    """Image and text towers that never train. To a ViT method it is the image tower."""
 
     offers = FrozenViT.offers | {"text", "spatial tokens"}
     projection: nn.Module

@@ -38,14 +38,13 @@ class FrozenResNetCLIP(FrozenCLIP):
         self.dim = self.width = int(resnet.output_dim)
         self.depth, self.patch_size, self.image_size = 1, PIXELS_PER_PLACE, int(resnet.image_size)
         self.tokens = len(resnet.attnpool.positional_embedding)
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.keep_statistics(mean, std)
         self.eval()  # batch norm keeps the statistics of its training
 
     def embed(self, images: Tensor) -> Tensor:
         """uint8 images to what enters the attention: the mean of all places, then the places, (n, 1+M, channels)."""
         net = self.resnet
-        places = net.stem((images.to(self.device, self.mean.dtype) - self.mean) / self.std)
+        places = net.stem(self.pixels(images))
         for layer in (net.layer1, net.layer2, net.layer3, net.layer4):
             places = layer(places)
         rows = places.flatten(2).transpose(1, 2)

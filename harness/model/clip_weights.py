@@ -71,9 +71,9 @@ def load_clip(spec: BackboneSpec, weights: str | None = None, device: str | torc
     if spec.name == MICRO_CLIP:
         path = ASSET if spec.weights == "random" or not weights else Path(weights)
         return load_micro_clip(path, spec.weights, spec.image_size, meta).to(device)
-    from fedprompt.harness.model.open_clip_towers import BytePairs, build, open_clip, rebuild
+    from fedprompt.harness.model.open_clip_towers import BytePairs, build_model, open_clip, rebuild
 
     name = spec.name.removeprefix(CLIP_PREFIX)
     source = "random" if spec.weights == "random" else spec.weights.removeprefix("hub:")
-    model = build(name, str(weights) if source.startswith("sha256:") else source, spec.image_size, meta)
+    model = build_model(name, str(weights) if source.startswith("sha256:") else source, spec.image_size, meta)
     return rebuild(model, spec.name, spec.weights, BytePairs(open_clip().get_tokenizer(name))).to(device)

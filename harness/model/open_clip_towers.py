@@ -45,7 +45,7 @@ def model_config(name: str) -> dict[str, Any]:
     return config
 
 
-def build(name: str, weights: str, image_size: int, meta: bool = False) -> Any:
+def build_model(name: str, weights: str, image_size: int, meta: bool = False) -> Any:
     """open_clip's own model. ``weights`` is `random`, a file or one of open_clip's tags."""
     quick = bool(model_config(name).get("quick_gelu", False))
     options: dict[str, Any] = {"force_image_size": image_size, "weights_only": True}

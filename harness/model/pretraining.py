@@ -79,13 +79,13 @@ def pretrain(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if (step + 1) % 1000 == 0:  # something usable exists long before the end
-            save(model, out)
+            save_weights(model, out)
     test = np.flatnonzero(data.is_test)
     right = predict(model, data.images[test]).argmax(1).numpy() == data.labels[test]
     held_out = {
         name: round(float(right[data.domains[test] == k].mean()), 4) for k, name in enumerate(data.domain_names)
     }
-    save(model, out)
+    save_weights(model, out)
     record = {
         "architecture": ARCH,
         "parameters": sum(value.numel() for value in load_file(out).values()),
@@ -96,7 +96,7 @@ def pretrain(
     }
     if probes:
         record["probe"] = probe(out, seed)
-    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    write_atomic(out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
     return record
 
 
@@ -111,7 +111,7 @@ def _check_writable(out: Path) -> None:
         raise UserError(f"cannot write {str(out)!r} ({error.strerror}); choose another place.") from error
 
 
-def save(model: VisionTransformer, out: Path) -> None:
+def save_weights(model: VisionTransformer, out: Path) -> None:
     """Write the weights without the class head, whole or not at all."""
     weights = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
     write_atomic(out, save_tensors(weights))

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedprompt.datasets import Dataset, glyphs
 from fedprompt.datasets.glyph_fonts import FONTS, mask
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.core.rng import numpy_rng, torch_rng
 from fedprompt.harness.model import pretraining
 from fedprompt.harness.model.clip import FrozenCLIP
@@ -95,7 +96,7 @@ def pretrain_clip(
     seen_fonts = [font for font in FONTS if font not in HELD_OUT_FONTS]
     pictures = draw_pictures(towers["image"], "train", seen_fonts, each, seed)
     validation = draw_pictures(towers["image"], "validation", HELD_OUT_FONTS, VALIDATION_EACH, seed)
-    scale = train(towers, pictures, steps, seed, batch, lr, warmup)
+    scale = train_towers(towers, pictures, steps, seed, batch, lr, warmup)
     save_micro_clip(towers, scale, vocabulary, TEMPLATES[0], out)
     scores = template_scores(load_micro_clip(out, "trained"), validation)
     best = max(TEMPLATES, key=lambda templates: scores[" + ".join(templates)])
@@ -112,7 +113,7 @@ def pretrain_clip(
         "validation_accuracy": scores,
         "zero_shot_accuracy": measure(load_micro_clip(out, "trained")),
     }
-    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    write_atomic(out.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
     return record
 
 
@@ -154,19 +155,19 @@ def _paint(masks: Tensor, style: str, rng: torch.Generator) -> np.ndarray:
 
 def attributes(font: str) -> list[str]:
     """What a caption may say of a font."""
-    said = {
+    applies = {
         "bold": "Bol" in font,
         "slanted": "Oblique" in font or "Ita" in font,
         "serif": "Serif" in font or font.startswith("STIX"),
     }
-    return [word for word, true in said.items() if true]
+    return [word for word, true in applies.items() if true]
 
 
 def caption(name: str, style: str, font: str, rng: np.random.Generator) -> str:
     """One of CAPTIONS, with or without an attribute of the font and with or without a full stop."""
-    said = attributes(font)
-    if said and rng.random() < 0.3:
-        name = f"{rng.choice(said)} {name}"
+    words = attributes(font)
+    if words and rng.random() < 0.3:
+        name = f"{rng.choice(words)} {name}"
     return str(rng.choice(CAPTIONS)).format(style=style, name=name) + ("." if rng.random() < 0.5 else "")
 
 
@@ -197,7 +198,7 @@ def tokenise(
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(
+def train_towers(
     towers: nn.ModuleDict, pictures: Pictures, steps: int, seed: int, batch: int, lr: float, warmup: int
 ) -> nn.Parameter:
     """Train the text tower and both projections; returns the logarithm of the trained scale of the logits."""

@@ -130,19 +130,19 @@ class TextTower(nn.Module):
         16 floats per channel and block for each token of a name, and the keys and values that it sees.
         """
         classes, tokens = prompts.ids.shape
-        own = tokens - 1 - prompts.length
-        return classes * (16 * own + 2 * tokens) * self.width * len(self.blocks)
+        name_tokens = tokens - 1 - prompts.length
+        return classes * (16 * name_tokens + 2 * tokens) * self.width * len(self.blocks)
 
     def _read(self, prefix: Tensor, names: Tensor, ends: Tensor, more: Added) -> Tensor:
         """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""
         block: Any = self.blocks[-1]
-        here = torch.arange(len(ends), device=names.device)
-        last = names[:, here, ends][:, :, None]
+        classes = torch.arange(len(ends), device=names.device)
+        last = names[:, classes, ends][:, :, None]
         query, _, _ = _heads(block, last)
         keys, values = _joined(_heads(block, prefix)[1:], _heads(block, names)[1:])
         places = torch.arange(keys.shape[-2], device=names.device)
-        seen = places <= (ends + prefix.shape[1])[:, None]  # (C, P + S)
-        attended = _attend(query, keys, values, seen.expand(len(names), *seen.shape).flatten(0, 1)[:, None, None])
+        visible = places <= (ends + prefix.shape[1])[:, None]  # (C, P + S)
+        attended = _attend(query, keys, values, visible.expand(len(names), *visible.shape).flatten(0, 1)[:, None, None])
         return _residual(block, last, attended, more)[:, :, 0]
 
 

@@ -19,6 +19,7 @@ import torch
 from fedprompt.harness.cells.cell import make_cell
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
@@ -50,12 +51,12 @@ class Job:
 
 def structure(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that a pass can cost more or less by: all but learning rates."""
-    return {name: value for name, value in sorted(params.items()) if name != "lr" and not name.endswith("_lr")}
+    return {name: value for name, value in sorted(params.items()) if not is_rate(name)}
 
 
 @dataclass(frozen=True)
-class Line:
-    """Seconds of a pass: those of any, and those of each image."""
+class PassTime:
+    """Seconds of a pass: a fixed part, and a part for each image."""
 
     step: float
     image: float
@@ -64,7 +65,7 @@ class Line:
 @dataclass(frozen=True)
 class Price:
     cost: Cost
-    lines: dict[str, Line] = field(default_factory=dict)  # by kind of pass; empty if nothing was timed
+    lines: dict[str, PassTime] = field(default_factory=dict)  # by kind of pass; empty if nothing was timed
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,10 @@ def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, wor
     return [job_prices[index] for index in range(len(jobs))]
 
 
-def _scaled(lines: Mapping[str, Line], timed: Cost, other: Cost) -> dict[str, Line]:
+def _scaled(lines: Mapping[str, PassTime], timed: Cost, other: Cost) -> dict[str, PassTime]:
     """Seconds per image in proportion to FLOPs; those of a step stay."""
     ratios = {kind: other.flops[kind] / timed.flops[kind] if timed.flops[kind] else 1.0 for kind in lines}
-    return {kind: Line(line.step, line.image * ratios[kind]) for kind, line in lines.items()}
+    return {kind: PassTime(line.step, line.image * ratios[kind]) for kind, line in lines.items()}
 
 
 def _plugins(files: Sequence[str]) -> None:
@@ -123,7 +124,7 @@ def count_passes(job: Job) -> Cost:
     return cost(method, 1, job.batch_size, job.images)
 
 
-def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, Line]:
+def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
     """Time the job's passes within about ``share`` seconds, the dearest kind first.
 
     Its size grows until the next would take too long, which shows how fast the machine is. Of every other kind the
@@ -136,7 +137,7 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     works = {k * b: _works(method, k, b) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
-    lines: dict[str, Line] = {}
+    lines: dict[str, PassTime] = {}
     for kind in sorted(flops, key=lambda kind: flops[kind] * job.images[kind], reverse=True):
         points: list[tuple[int, float]] = []
         left = share - (time.perf_counter() - begun)
@@ -151,18 +152,18 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     return lines
 
 
-def line(points: Sequence[tuple[int, float]], image: float) -> Line:
+def line(points: Sequence[tuple[int, float]], image: float) -> PassTime:
     """Through the last two of (images, seconds), neither part negative; one point tells the part of any pass.
 
     ``image`` are the seconds of an image at the best speed seen.
     """
     if not points:
-        return Line(0.0, image)
+        return PassTime(0.0, image)
     size, seconds = points[-1]
     if len(points) > 1:
         image = max(0.0, seconds - points[-2][1]) / (size - points[-2][0])
     image = min(image, seconds / size)
-    return Line(seconds - image * size, image)
+    return PassTime(seconds - image * size, image)
 
 
 def measure_overhead(dataset: str) -> Overhead:

@@ -12,8 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.methods import State
-from fedprompt.methods._contract import weighted_mean
+from fedprompt.methods import State, weighted_mean
 
 
 def forward(vit: Any, pixels: Tensor, prompts: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fedprompt.harness.cells.site import DEFAULT_SITE
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.federation.rounds import DIAGNOSED
 from fedprompt.harness.federation.schedule import (
     Evaluation,
     Round,
@@ -68,7 +69,7 @@ class Workload:
 
     visits: int = 0
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
-    first_batches: Passes = field(default_factory=Passes)  # of every visit
+    diagnosed: Passes = field(default_factory=Passes)  # the first images of every visit
     # The same of every adaptation, by its epochs and whether copies of what is shared train.
     adapted: dict[tuple[int, bool], Passes] = field(default_factory=dict)
     evaluated: Passes = field(default_factory=Passes)
@@ -81,7 +82,7 @@ class Workload:
         for clients in scheduled.stacks:
             first = [min(train[client], batch_size) for client in clients]
             self.trained.add([train[client] for client in clients], batch_size)
-            self.first_batches.add(first, batch_size)
+            self.diagnosed.add([min(train[client], DIAGNOSED) for client in clients], DIAGNOSED)
             self.step = max(self.step, (len(clients), sum(first)), key=lambda step: step[1])
         self.visits += len(scheduled.cohort)
         for evaluation in scheduled.evaluations:
@@ -124,7 +125,7 @@ class Visitor:
         if _overrides(method, "end_visit"):
             count("end", work.trained)
         if _overrides(method, "diagnostics"):
-            count("diagnose", work.first_batches)
+            count("diagnose", work.diagnosed)
         count("evaluate", work.evaluated)
         count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
         for adapting, passes in work.adapted.items():

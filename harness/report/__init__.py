@@ -9,7 +9,7 @@
     notes, compose, document     what a reader must know; all of it in one document that no format has shaped yet
     figures/                     curves, clients, cost, ranks, tuning: drawn in one style, written as PNG and PDF
     writers/                     the document for the terminal, as Markdown, LaTeX and HTML
-    reference, against           a published run of a suite, and one's own beside it
+    reference, against           a published run of a suite, and your own beside it
     write                        all of the above in order
     reuse                        whether the last report still holds
 

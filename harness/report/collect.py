@@ -19,7 +19,7 @@ from fedprompt.harness.cells.suite import Planned, Suite
 from fedprompt.harness.federation.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
 from fedprompt.harness.federation.rounds import failure_state
-from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, read_records, read_rounds
+from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, run_records, run_rounds
 from fedprompt.harness.tracking.store import FoundRuns, find_runs
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ class Recorded:
 
 
 def collect(
-    suite: Suite, uri: str, out: Path | None = None, accept_code: bool = False, found: FoundRuns | None = None
+    suite: Suite, uri: str, out: Path | None = None, accept_code: bool = False, suite_runs: FoundRuns | None = None
 ) -> Recorded:
     """Read the runs of ``suite``; failures that MLflow has not heard of are looked up in the run folders of ``out``.
 
-    Runs of other code than the present count only with ``accept_code``. ``found`` are the suite's runs, if known.
+    Runs of other code than the present count only with ``accept_code``. ``suite_runs`` are the suite's runs, if known.
     """
     planned = suite.planned()
     hashes = [entry.cell.hash for entry in planned]
     cells = dict(zip(hashes, (entry.cell for entry in planned), strict=True))
-    found = found or find_runs(uri, cells.values())
-    runs = {**found.own, **found.older} if accept_code else found.own
+    suite_runs = suite_runs or find_runs(uri, cells.values())
+    runs = {**suite_runs.current, **suite_runs.older} if accept_code else suite_runs.current
     finished = {key: run for key, run in runs.items() if run.info.status == "FINISHED"}
     places = _places(suite, planned)
     untuned = {id(entry) for entry in suite.untuned()}
@@ -103,7 +103,7 @@ def collect(
         {
             **_result(key, entry, runs.get(key), out),
             "untuned": id(entry) in untuned,
-            "other_code": found.older[key].data.tags.get("code", "") if key in found.older else "",
+            "other_code": suite_runs.older[key].data.tags.get("code", "") if key in suite_runs.older else "",
         }
         for key, entry in zip(hashes, planned, strict=True)
     ]
@@ -114,8 +114,8 @@ def collect(
         for place, key, entry in zip(places, hashes, planned, strict=True)
         if place not in diverged  # seeds that did not diverge say nothing about those that did
     ]
-    records = _placed(heads, _readings(read_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
-    rounds = {(key, reading): frame for key, frame in read_rounds(uri, finished).items() for reading in POLICIES}
+    records = _placed(heads, _readings(run_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
+    rounds = {(key, reading): frame for key, frame in run_rounds(uri, finished).items() for reading in POLICIES}
     return Recorded(suite, planned, results, records, _placed(heads, rounds, ROUND_COLUMNS))
 
 

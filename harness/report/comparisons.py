@@ -41,7 +41,7 @@ class Comparison:
 Comparisons = Mapping[tuple[int, str], Comparison]  # by number of the setting and policy, as it is listed
 
 
-def compare(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Comparisons:
+def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Comparisons:
     """Of every setting and policy that has records, V-sweeps apart."""
     kinds = pd.Series({column: setting.kind for column, setting in enumerate(suite.settings)}, dtype=object)
     kind_of_record = records["column"].map(kinds)

@@ -11,7 +11,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.comparisons import Comparisons, compare, with_gains
+from fedprompt.harness.report.comparisons import Comparisons, compare_rows, with_gains
 from fedprompt.harness.report.document import Document, Grid, Note, Section
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
@@ -33,7 +33,7 @@ class Summary(NamedTuple):
 
 
 def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path) -> Summary:
-    comparisons = compare(suite, results, records)
+    comparisons = compare_rows(suite, results, records)
     paired = paired_differences(suite, results, comparisons)
     sweeps = compare_draws(suite, records)
     numbers = with_gains(with_published(suite, summarise_seeds(results), load_published(out)), comparisons, sweeps)
@@ -82,8 +82,8 @@ def _result_sections(
     last = {kind: number for number, (kind, _) in enumerate(listed)}
     main = last.get("heterogeneity", len(listed) - 1)
     for number, (kind, grids) in enumerate(listed):
-        own = drawn["v-sweep"] if kind == "vsweep" and number == last[kind] else ()
-        yield Section(grids[0].title, grids=grids, figures=(*(drawn["main"] if number == main else ()), *own))
+        sweep_figures = drawn["v-sweep"] if kind == "vsweep" and number == last[kind] else ()
+        yield Section(grids[0].title, grids=grids, figures=(*(drawn["main"] if number == main else ()), *sweep_figures))
 
 
 def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[str, tuple[Grid, ...]]]:

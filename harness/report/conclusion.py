@@ -50,14 +50,14 @@ def _against(
 ) -> str:
     up, down = significant_rows(gains, 1), significant_rows(gains, -1)
     clauses = [_changes(changes, verb, names, control) for changes, verb in ((up, "gain"), (down, "lose")) if changes]
-    left = len(gains) - len(up) - len(down)
+    undecided = len(gains) - len(up) - len(down)
     limit = (
         f" (smallest detectable difference {detectable.points:.1f} points)"
         if detectable and not isnan(detectable.points)
         else ""
     )
-    if left:
-        clauses.append(_left(left, len(gains), control) + limit)
+    if undecided:
+        clauses.append(_left(undecided, len(gains), control) + limit)
     elif limit:
         clauses[-1] += limit
     return "; ".join(clauses)

@@ -25,7 +25,7 @@ class Doubt:
 
 DOUBTS = (
     Doubt(
-        "With 5 of 100 clients a round, some client has probably (63 %) never been selected when the last ten rounds "
+        "With 5 of 100 clients per round, some client has probably (63 %) never been selected when the last ten rounds "
         "begin, and one without a trained head would score about 1 %. The paper prints 41 to 84 % and does not say how "
         "such clients are treated. Ours adapt a copy of the head unless the notes say otherwise. One test image is 1 "
         "to 1.5 points of a client's accuracy, so this metric is coarse as well.",

@@ -11,8 +11,8 @@ The interval is a bootstrap over clients whose width is set by variance componen
 no tails, and the 95 % interval of the plain bootstrap held the truth in as few as 79 % of simulated tables. The
 Student interval on two seeds is right and useless (four times too wide). Ours borrows the size of seed effects from
 the other rows of the table; measured coverage is in ``docs/statistics.md``. What two seeds cannot give: whether *this*
-method is more at the mercy of its seed than the others are. The 95 % interval of a
-method with seed effects twice those of the rest may cover 92 % only.
+method is more at the mercy of its seed than the others are. The 95 % interval of a method with seed effects twice those
+of the rest may cover only 92 %.
 
 P-values come from the same draws as intervals. They are adjusted by Holm's rule for the comparisons made in the table:
 with 12 methods that all equal the control, fewer than one table in twenty calls any of them different. Intervals are

@@ -16,6 +16,7 @@ import pandas as pd
 from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
+from fedprompt.harness.federation.protocol import reported_rounds
 from fedprompt.harness.report.accuracies import protocol_of
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
@@ -186,6 +187,7 @@ def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDiffere
         return [ProtocolDifference("protocol", "of this suite", f"that of {setting.published} is not known here")]
     rules, spec, backbone = protocol_of(setting), parse_partition(setting.partition), suite.backbone
     share = paper.unseen_participation if setting.kind == "unseen" else paper.participation
+    reported = len(reported_rounds(rules.rounds, rules.last))
     whole = str(replace(spec, shots=0, test_shots=0, unseen="none"))
     compared = {  # ours, the paper's
         "data set": (short_name(setting.dataset).replace(paper.dataset, dataset), dataset),
@@ -194,12 +196,12 @@ def protocol_differences(suite: Suite, setting: Setting) -> list[ProtocolDiffere
         "weights": ("random" if backbone.weights == "random" else "pretrained", "pretrained"),
         "image size": (backbone.image_size, paper.image_size),
         "rounds": (rules.rounds, paper.rounds),
-        "rounds counted": (min(rules.last, rules.rounds), paper.last or min(rules.last, rules.rounds)),
+        "rounds counted": (reported, paper.last or reported),
         "local epochs": (rules.epochs, paper.epochs),
         "participation": (rules.participation, share),
         "clients": (spec.clients or paper.clients, paper.clients or spec.clients),
-        "train images a class and client": (spec.shots or "all", paper.shots or "all"),
-        "test images a class and client": (spec.test_shots or "all", "all"),
+        "train images per class and client": (spec.shots or "all", paper.shots or "all"),
+        "test images per class and client": (spec.test_shots or "all", "all"),
         "seeds": (_listed(suite.seeds), _listed(paper.seeds)),
     }
     return [

@@ -21,13 +21,13 @@ RECORD_COLUMNS = (
 ROUND_COLUMNS = ("round", "cohort", "loss", "floats_down", "floats_up", "bytes_down", "bytes_up")
 
 
-def read_records(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
+def run_records(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
     """One row per evaluated round and client of each run, by the run's key; unreadable files are left out."""
     files = _files(uri, runs, "records.csv", {"partition": str})
     return {key: frame if "test_set" in frame else frame.assign(test_set=LOCAL) for key, frame in files}
 
 
-def read_rounds(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
+def run_rounds(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
     """One row per round of each run, diagnostics included, by the run's key; unreadable files are left out."""
     return dict(_files(uri, runs, "rounds.csv", {"cohort": str}))
 

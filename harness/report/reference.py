@@ -1,4 +1,4 @@
-"""Published runs: a report with all records behind it, small enough to commit, and one's own runs against it.
+"""Published runs: a report with all records behind it, small enough to commit, and a comparison of your runs with it.
 
 cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum, environment), rounds.csv
 records.csv.gz    every record of every finished cell

@@ -1,4 +1,4 @@
-"""A report that still holds: nothing was recorded since it was written. So that a second `bench` takes seconds."""
+"""Whether a report still holds: if nothing was recorded since it was written, a second `bench` takes seconds."""
 
 import hashlib
 import json
@@ -29,12 +29,12 @@ def write_stamp(folder: Path, stamp: str, text: str) -> None:
     write_atomic(folder / STAMP, stamp.encode())
 
 
-def make_stamp(suite: Suite, found: FoundRuns, out: Path, accept_code: bool) -> str:
+def make_stamp(suite: Suite, suite_runs: FoundRuns, out: Path, accept_code: bool) -> str:
     """Digest of the suite, its recorded runs, the tuned and printed values, and the code that reports them."""
     entries = [
         (*asdict(entry.setting).items(), entry.row.title, entry.policy, entry.cell.hash) for entry in suite.planned()
     ]
-    runs = [(key, run) for group in (found.own, found.older) for key, run in group.items()]
+    runs = [(key, run) for group in (suite_runs.current, suite_runs.older) for key, run in group.items()]
     states = sorted((key, run.info.run_id, run.info.status, run.info.end_time or 0) for key, run in runs)
     failures = sorted(str(path) for path in (out / "runs").glob("*/failed.json"))
     files = [*Path(__file__).parent.rglob("*.*"), *(out / "paper").glob("*"), *(out / "tuned").glob("*")]

@@ -45,23 +45,25 @@ def results(title: str, part: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, tupl
     With one head policy settings stand side by side; with several each setting has its own tables, by policy.
     """
     if part["policy"].nunique() == 1:
-        groups = [Group(str(label), numbers) for (_, label), numbers in part.groupby(["column", "setting"], sort=False)]
+        groups = [
+            ColumnGroup(str(label), numbers) for (_, label), numbers in part.groupby(["column", "setting"], sort=False)
+        ]
         yield part, tuple(_pair(title, part, groups))
         return
     for (_, label), numbers in part.groupby(["column", "setting"], sort=False):
         policies = numbers.groupby("policy", sort=False)
-        groups = [Group(POLICY_HEADINGS[str(policy)], lines) for policy, lines in policies]
+        groups = [ColumnGroup(POLICY_HEADINGS[str(policy)], lines) for policy, lines in policies]
         yield numbers, tuple(_pair(f"{title}: {label}", numbers, groups))
 
 
-class Group(NamedTuple):
+class ColumnGroup(NamedTuple):
     """Columns that stand below one heading."""
 
     heading: str
     numbers: pd.DataFrame
 
 
-def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[Grid]:
+def _pair(title: str, part: pd.DataFrame, groups: Sequence[ColumnGroup]) -> Iterator[Grid]:
     titles = row_titles(part)
     kind, by_policy = str(part["kind"].iloc[0]), part["policy"].nunique() > 1
     main = COMPARED[kind]
@@ -79,7 +81,7 @@ def _pair(title: str, part: pd.DataFrame, groups: Sequence[Group]) -> Iterator[G
         yield Grid(f"{slug(title)}-clients", f"{title}, over clients", rows, tuple(spread), notes=(DECILE_NOTE,))
 
 
-def _means(group: Group, keys: Sequence[str], metrics: Sequence[str]) -> Iterator[Column]:
+def _means(group: ColumnGroup, keys: Sequence[str], metrics: Sequence[str]) -> Iterator[Column]:
     for metric in metrics:
         lines = group.numbers[group.numbers["metric"] == metric].set_index("row")
         yield Column(group.heading, METRICS[metric], _entries(lines, keys))
@@ -114,7 +116,7 @@ def mark_notes(columns: Sequence[Column]) -> Iterator[Note]:
         yield Note(UNTUNED, "Rates that were not tuned, while other rows have tuned ones.")
 
 
-def _spread(group: Group, keys: Sequence[str], main: str, others: Sequence[str]) -> Iterator[Column]:
+def _spread(group: ColumnGroup, keys: Sequence[str], main: str, others: Sequence[str]) -> Iterator[Column]:
     """Metrics that the table of means leaves out, then deciles; no columns where there are no records."""
     lines = group.numbers[group.numbers["metric"] == main].set_index("row")
     for metric in others:

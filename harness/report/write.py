@@ -37,9 +37,9 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
 
 
 def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool) -> Path:
-    found = find_runs(uri, suite.cells())
-    stamp = make_stamp(suite, found, out, accept_code)
-    recorded = collect(suite, uri, out, accept_code, found)
+    suite_runs = find_runs(uri, suite.cells())
+    stamp = make_stamp(suite, suite_runs, out, accept_code)
+    recorded = collect(suite, uri, out, accept_code, suite_runs)
     results = recorded.results
     folder = out / "report" / suite.name
     loss = _loss(folder / "cells.csv", results)

@@ -139,7 +139,7 @@ def _metrics(run: "Run", rows: Mapping[int, Row], prefix: str = "") -> list["Met
 
 
 def accepted_name(name: str) -> str:
-    """``name`` as MLflow takes it: of a method's own number, anything may be in it. Changed names stay different."""
+    """``name`` as MLflow accepts it, since a method may call its numbers anything. Changed names stay different."""
     allowed = re.sub(r"[^\w./: -]", "_", name)
     if posixpath.normpath(allowed) != allowed or allowed.startswith(("/", "..")):
         allowed = re.sub(r"[./]", "_", allowed)

@@ -12,7 +12,7 @@ MAIN = "main"  # the tag `variant` of runs that main tables show
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoreEntry:
     """What one store has of a run."""
 
     experiment: str = ""  # its id and the time it was created
@@ -22,7 +22,7 @@ class Entry:
     variant: str = ""
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Entry":
+    def from_json(cls, values: dict[str, Any]) -> "StoreEntry":
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{**known, "suites": tuple(known.get("suites", ()))})
 
@@ -30,14 +30,14 @@ class Entry:
 @dataclass
 class Marker:
     suites: list[str] = field(default_factory=list)  # that the run belongs to; `fedprompt sync` cannot know them
-    stores: dict[str, Entry] = field(default_factory=dict)  # by URI, without user name and password
+    stores: dict[str, StoreEntry] = field(default_factory=dict)  # by URI, without user name and password
     variant: str = ""  # the name of a cell that only ablations show; MAIN if a main table shows it
 
     @classmethod
     def read(cls, folder: Path) -> "Marker":
         try:
             values = {"suites": [], "variant": "", "stores": {}, **json.loads((folder / MARKER).read_text())}
-            stores = {uri: Entry.from_json(entry) for uri, entry in values["stores"].items()}
+            stores = {uri: StoreEntry.from_json(entry) for uri, entry in values["stores"].items()}
             return cls(values["suites"], stores, values["variant"])
         except FileNotFoundError:
             return cls()

@@ -109,7 +109,7 @@ def experiment_name(dataset: str) -> str:
 class FoundRuns(NamedTuple):
     """Runs by the hash of their cell."""
 
-    own: "dict[str, Run]"  # the finished one, if a cell has several
+    current: "dict[str, Run]"  # the finished one, if a cell has several
     older: "dict[str, Run]"  # of cells without a finished run: the last one that other code has finished
 
 
@@ -130,11 +130,11 @@ def find_runs(uri: str, cells: Iterable[Cell]) -> FoundRuns:
         ) from error
     runs.sort(key=lambda run: (run.info.status == "FINISHED", -run.info.start_time))
     by_hash = {run.data.tags.get("cell_hash", ""): run for run in runs}
-    own = {cell.hash: by_hash[cell.hash] for cell in cells if cell.hash in by_hash}
+    current = {cell.hash: by_hash[cell.hash] for cell in cells if cell.hash in by_hash}
     finished = sorted((run for run in runs if run.info.status == "FINISHED"), key=lambda run: run.info.end_time)
     by_setup = {run.data.tags.get("cell_setup", ""): run for run in finished}
-    lacking = (cell for cell in cells if cell.hash not in own or own[cell.hash].info.status != "FINISHED")
-    return FoundRuns(own, {cell.hash: by_setup[cell.setup] for cell in lacking if cell.setup in by_setup})
+    lacking = (cell for cell in cells if cell.hash not in current or current[cell.hash].info.status != "FINISHED")
+    return FoundRuns(current, {cell.hash: by_setup[cell.setup] for cell in lacking if cell.setup in by_setup})
 
 
 def _runs_of(client: "MlflowClient", experiment: "Experiment", condition: str) -> Iterator["Run"]:

@@ -27,7 +27,7 @@ from fedprompt.harness.tracking.contents import (
     dataset_input,
     final_metrics,
 )
-from fedprompt.harness.tracking.marker import MAIN, Entry, Marker
+from fedprompt.harness.tracking.marker import MAIN, Marker, StoreEntry
 from fedprompt.harness.tracking.store import (
     alone,
     connect,
@@ -204,7 +204,7 @@ class Tracker:
     def _find(self, cell: Cell) -> "Run | None":
         """The run of the cell, the finished one where there are several.
 
-        Others that never ended came of a request that was repeated after a time-out; they are deleted.
+        Others that never ended come from a request that was repeated after a time-out; they are deleted.
         """
         runs = self._store.search_runs(
             [self._experiment(cell.dataset).experiment_id], f"tags.cell_hash = '{cell.hash}'", order_by=["start_time"]
@@ -243,11 +243,11 @@ class Tracker:
         live.waiting = {}
         return live.run
 
-    def _entry(self, cell: Cell, marker: Marker) -> Entry:
+    def _entry(self, cell: Cell, marker: Marker) -> StoreEntry:
         experiment = self._experiment(cell.dataset)
         # The time tells a database that was deleted and made again from the one that has the run.
         identity = f"{experiment.experiment_id}@{experiment.creation_time}"
-        return Entry(identity, tuple(marker.suites), dict(self._group(cell)), variant=marker.variant or MAIN)
+        return StoreEntry(identity, tuple(marker.suites), dict(self._group(cell)), variant=marker.variant or MAIN)
 
     def _is_present(self, cell: Cell, marker: Marker) -> bool:
         stored = marker.stores.get(public(self.uri))
@@ -272,9 +272,9 @@ class Tracker:
 
     def _complete(self, run: "Run", finished: FinishedRun, live: _Live) -> None:
         """Send all that the run lacks and end it."""
-        known = live.sent if live.run and live.run.info.run_id == run.info.run_id else set()
-        rest = {round_: row for round_, row in finished.curves.items() if round_ not in known}
-        metrics = curve_metrics(run, rest) + final_metrics(run, finished)
+        sent_rounds = live.sent if live.run and live.run.info.run_id == run.info.run_id else set()
+        missing_rounds = {round_: row for round_, row in finished.curves.items() if round_ not in sent_rounds}
+        metrics = curve_metrics(run, missing_rounds) + final_metrics(run, finished)
         self._log(run, metrics, cell_params(finished.cell), finished.tags)
         self._store.log_inputs(run.info.run_id, [dataset_input(finished)])
         for name in ARTIFACTS:
@@ -284,7 +284,7 @@ class Tracker:
             self._store.delete_tag(run.info.run_id, name)
         self._store.set_terminated(run.info.run_id, "FINISHED", int(finished.ended * 1000))
 
-    def _label(self, run: "Run", entry: Entry, run_name: str) -> None:
+    def _label(self, run: "Run", entry: StoreEntry, run_name: str) -> None:
         """What a finished run may still get: its group, further suites, another variant and so another name."""
         if run.info.run_name != run_name:
             self._store.update_run(run.info.run_id, name=run_name)

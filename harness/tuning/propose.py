@@ -65,8 +65,10 @@ def _centre(results: Sequence[Result]) -> Point:
 def edge_rates(search: Search, results: Sequence[Result], point: Point) -> list[str]:
     """The rates of which ``point`` has the least or the greatest value that was tried."""
     rates = [search.effective(result.point) for result in results]
-    here = search.effective(point)
-    return [name for name in search.rates if here[name] in (min(r[name] for r in rates), max(r[name] for r in rates))]
+    point_rates = search.effective(point)
+    return [
+        name for name in search.rates if point_rates[name] in (min(r[name] for r in rates), max(r[name] for r in rates))
+    ]
 
 
 def open_axes(search: Search, results: Sequence[Result], point: Point) -> list[str]:

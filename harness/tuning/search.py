@@ -176,8 +176,8 @@ def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) 
     for name, count in Counter(map(portable, datasets)).items():
         if count > 1:
             raise UserError(f"suite {suite.name!r} has two folders {name!r}, and tuned values go by name; rename one.")
-    found = (_search(suite, planned, budget, sampler) for planned in _trainings(suite).values())
-    return [search for search in found if search.grid]
+    candidates = (_search(suite, planned, budget, sampler) for planned in _trainings(suite).values())
+    return [search for search in candidates if search.grid]
 
 
 def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
@@ -200,7 +200,7 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
     protocol = {**setting.protocol, **head, **suite.tune.protocol}
     base = tuple(_base(suite, setting, cell.method, seed, protocol) for seed in suite.tune.seeds)
     grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
-    return Search(suite.name, base, grid, trials, sampler, readings(base[0], entries))
+    return Search(suite.name, base, grid, trials, sampler, summary_keys(base[0], entries))
 
 
 def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapping[str, Any]) -> Cell:
@@ -208,7 +208,7 @@ def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapp
     return make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
 
 
-def readings(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
+def summary_keys(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
     """The keys of the summary of ``cell`` that hold its validation average under the policies of ``entries``."""
     if not cell.protocol.finetune_epochs:
         return ("average",)

@@ -223,9 +223,9 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     So values of `paper` serve the suites that it includes, and the other way round. Files of ``out`` come before those
     of the package. A study that is out of date counts only if it is of this suite, and if there is no other.
     """
-    here = {portable(setting.dataset): setting.dataset for setting in suite.settings}
+    local_names = {portable(setting.dataset): setting.dataset for setting in suite.settings}
     choices = [
-        Choice(replace(entry, dataset=here.get(entry.dataset, entry.dataset)), file)
+        Choice(replace(entry, dataset=local_names.get(entry.dataset, entry.dataset)), file)
         for file in _files(suite, out)
         for entry in read_tuned(file)
     ]

@@ -75,7 +75,7 @@ def test_runs_recorded_by_two_processes_through_a_server_are_there_once(tmp_path
         assert other.wait(120) == 0
         assert (recorded + present, failed) == (4, 0)
         runs = find_runs(uri, cells)
-        assert sorted(runs.own) == sorted(cell.hash for cell in cells)
-        assert {run.info.status for run in runs.own.values()} == {"FINISHED"}
+        assert sorted(runs.current) == sorted(cell.hash for cell in cells)
+        assert {run.info.status for run in runs.current.values()} == {"FINISHED"}
         assert read_records(uri).equals(read_records(out))  # the files went to the server and back
         assert sync(out, uri) == (0, 4, 0)

@@ -1,34 +1,19 @@
-from typing import Any
-
 import torch
+from support.toy_start import ALL, toy_start
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State
 from fedprompt.methods.fed_adapter import WEIGHTS, FedAdapter
-
-ALL = (0, 1, 2, 3)
-
-
-def federation_of(**params: Any) -> tuple[Federation, FedAdapter, State, Batch]:
-    """The toy, the method, what all clients hold before round 1, and their first images."""
-    federation = toy_federation(FedAdapter, params)
-    assert isinstance(federation.method, FedAdapter)
-    _, theta = federation.theta(federation.start(), ALL)
-    batch = federation.data.batch(ALL, "train", [torch.arange(size) for size in (8, 5, 8, 3)], [])
-    return federation, federation.method, theta, batch
 
 
 def test_before_training_the_tower_is_the_frozen_one() -> None:
-    _, method, theta, batch = federation_of()
+    _, method, theta, batch = toy_start(FedAdapter)
     frozen = batch.pad(method.backbone.cls(batch.images))
     torch.testing.assert_close(method.features(theta, batch), frozen, atol=1e-5, rtol=1e-5)
 
 
 def test_each_client_has_its_own_adapter_beside_every_block() -> None:
-    _, method, theta, batch = federation_of(scale=0.5)
+    _, method, theta, batch = toy_start(FedAdapter, scale=0.5)
     rng = torch.Generator().manual_seed(1)
     theta |= {name: 0.2 * torch.randn(theta[name].shape, generator=rng) for name in WEIGHTS}
     vit, (down, shift, up, bias) = method.backbone.vit, (theta[name][1] for name in WEIGHTS)
@@ -40,7 +25,7 @@ def test_each_client_has_its_own_adapter_beside_every_block() -> None:
 
 
 def test_equal_uploads_are_a_fixed_point() -> None:
-    federation, method, _, _ = federation_of()
+    federation, method, _, _ = toy_start(FedAdapter)
     server = federation.start().server
     stacked = {name: tensor.expand(3, *tensor.shape) for name, tensor in server.items()}
     after = method.aggregate(server, stacked, torch.tensor([0.2, 0.3, 0.5]), [0, 1, 2])
@@ -48,7 +33,7 @@ def test_equal_uploads_are_a_fixed_point() -> None:
 
 
 def test_payload_is_the_adapters_and_never_a_local_head() -> None:
-    federation, method, _, _ = federation_of(bottleneck=5)
+    federation, method, _, _ = toy_start(FedAdapter, bottleneck=5)
     assert method.payload() == (3 * (2 * 32 * 5 + 5 + 32),) * 2
     assert set(method.download(federation.start().server, ALL)) == set(WEIGHTS)
     shared_head = toy_federation(FedAdapter, {"bottleneck": 5}, head="global").method

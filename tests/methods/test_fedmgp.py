@@ -12,7 +12,7 @@ from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.model.backbone import shallow
 from fedprompt.methods import Stage, State
 from fedprompt.methods._headed import cross_entropy
-from fedprompt.methods.fedmgp import KINDS, FedMGP, likeness, spread
+from fedprompt.methods.fedmgp import KINDS, FedMGP, group_distance, slot_likeness
 
 
 def after(rounds: int, **params: Any) -> tuple[Federation, FedMGP, FederationState]:
@@ -28,7 +28,9 @@ def build(rounds: int = 0, **params: Any) -> tuple[FedMGP, State, Any]:
 
 
 def mean_distance(method: FedMGP, theta: State, batch: Any) -> Tensor:
-    return spread(method.class_features(theta)).mean(1) + batch.mean(spread(method.group_images(theta, batch)))
+    return group_distance(method.class_features(theta)).mean(1) + batch.mean(
+        group_distance(method.group_images(theta, batch))
+    )
 
 
 def test_a_step_on_diversity_alone_moves_groups_apart() -> None:
@@ -45,8 +47,8 @@ def test_a_step_on_diversity_alone_moves_groups_apart() -> None:
 
 def test_spread_is_the_mean_over_pairs_and_dimensions() -> None:
     features = torch.tensor([[[[0.0, 0.0]], [[1.0, 3.0]], [[2.0, 0.0]]]])  # one client, three groups, one row
-    assert spread(features).item() == pytest.approx((2.0 + 1.0 + 2.0) / 3)
-    assert spread(features[:, :1]).item() == 0
+    assert group_distance(features).item() == pytest.approx((2.0 + 1.0 + 2.0) / 3)
+    assert group_distance(features[:, :1]).item() == 0
 
 
 def test_one_group_is_promptfl_with_a_visual_prompt() -> None:
@@ -75,14 +77,14 @@ def visited(method: FedMGP, theta: State, noise: Tensor) -> State:
 def test_without_temperature_the_nearest_groups_are_sent() -> None:
     method, theta, _ = build(2, tau=1e-6)
     noise = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    near = sum(likeness(method.held(theta, kind), theta[f"sent.{kind}"]) for kind in KINDS)
+    near = sum(slot_likeness(method.held(theta, kind), theta[f"sent.{kind}"]) for kind in KINDS)
     drawn = visited(method, theta, noise)["drawn"].sort(1).values
     assert torch.equal(drawn, torch.as_tensor(near).topk(2, dim=1).indices.sort(1).values)
 
 
 def test_draws_follow_the_softmax_of_the_likeness() -> None:
     method, theta, _ = build(2, tau=0.3, exchanged=1)
-    near = sum(likeness(method.held(theta, kind), theta[f"sent.{kind}"]) for kind in KINDS) / 2
+    near = sum(slot_likeness(method.held(theta, kind), theta[f"sent.{kind}"]) for kind in KINDS) / 2
     expected = (torch.as_tensor(near) / 0.3).softmax(1)[0]
     rng, counts = torch.Generator().manual_seed(0), torch.zeros(5)
     for _ in range(1500):

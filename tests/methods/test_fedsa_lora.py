@@ -1,26 +1,15 @@
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from support.toy_start import ALL, toy_start
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.rounds import FederationState
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import State
 from fedprompt.methods.fedsa_lora import FedSALora
-
-ALL = (0, 1, 2, 3)
-
-
-def federation_of(**params: Any) -> tuple[Federation, FedSALora, State, Batch]:
-    """The toy, the method, what all clients hold before round 1, and their first images."""
-    federation = toy_federation(FedSALora, params)
-    assert isinstance(federation.method, FedSALora)
-    _, theta = federation.theta(federation.start(), ALL)
-    batch = federation.data.batch(ALL, "train", [torch.arange(size) for size in (8, 5, 8, 3)], [])
-    return federation, federation.method, theta, batch
 
 
 def moved(theta: State) -> State:
@@ -36,20 +25,20 @@ def gradients(method: FedSALora, theta: State, batch: Batch) -> State:
 
 
 def test_before_training_the_tower_is_the_frozen_one() -> None:
-    _, method, theta, batch = federation_of()
+    _, method, theta, batch = toy_start(FedSALora)
     frozen = batch.pad(method.backbone.cls(batch.images))
     torch.testing.assert_close(method.features(theta, batch), frozen, atol=1e-5, rtol=1e-5)
 
 
 def test_at_the_first_step_only_the_second_factor_has_a_gradient() -> None:
-    _, method, theta, batch = federation_of()
+    _, method, theta, batch = toy_start(FedSALora)
     grads = gradients(method, theta, batch)
     assert not grads["down"].any()
     assert grads["up"].flatten(2).any(-1).all()  # of every client and block
 
 
 def test_features_are_those_of_a_tower_with_updated_weights() -> None:
-    _, method, theta, batch = federation_of(alpha=4.0, rank=2)
+    _, method, theta, batch = toy_start(FedSALora, alpha=4.0, rank=2)
     theta = moved(theta)
     features = method.features(theta, batch)
     for client in ALL:
@@ -71,7 +60,7 @@ def test_features_are_those_of_a_tower_with_updated_weights() -> None:
     [("A", {"down"}, 1536), ("AB", {"down", "up"}, 3072), ("B", {"up"}, 1536), ("none", set(), 0)],
 )
 def test_only_the_shared_factors_travel(share: str, keys: set[str], floats: int) -> None:
-    federation, method, theta, _ = federation_of(share=share)
+    federation, method, theta, _ = toy_start(FedSALora, share=share)
     received = method.download(federation.start().server, ALL)
     assert set(received) == keys == set(method.upload(theta, received))
     assert method.payload() == (floats, floats) == (2 * 3 * 8 * 32 * len(keys),) * 2
@@ -92,7 +81,7 @@ def product(state: State) -> Tensor:
 
 def test_averaging_both_factors_is_not_averaging_the_updates() -> None:
     """Unless clients agree on one factor: the flaw of FedAvg on LoRA that sharing one factor avoids."""
-    method = federation_of(share="AB")[1]
+    method = toy_start(FedSALora, share="AB")[1]
     rng = torch.Generator().manual_seed(0)
     down, up = torch.randn(2, 3, 2, 8, 32, generator=rng), torch.randn(2, 3, 2, 32, 8, generator=rng)
     half = torch.tensor([0.5, 0.5])
@@ -104,7 +93,7 @@ def test_averaging_both_factors_is_not_averaging_the_updates() -> None:
 
 
 def test_newcomers_train_what_is_private() -> None:
-    method = federation_of()[1]
+    method = toy_start(FedSALora)[1]
     assert set(method.newcomer_stages(5)[0].rates) == {"up", "head.weight", "head.bias"}
     with_global_head = toy_federation(FedSALora, head="global").method
     assert set(with_global_head.newcomer_stages(5)[0].rates) == {"up"}

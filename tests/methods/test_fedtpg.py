@@ -73,7 +73,7 @@ def test_the_generator_is_attention_and_a_gated_layer() -> None:
     hidden = attention(F.layer_norm(own["tokens"], (16,))[None], names[None], names[None])[0][0]
     value, gate = linear("wide", F.layer_norm(hidden, (16,))).chunk(2, -1)
     expected = hidden + linear("narrow", value * F.gelu(gate))
-    torch.testing.assert_close(method.generate(theta, EVERY)[1], expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(method.context_of(theta, EVERY)[1], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_client_trains_on_its_own_classes_alone() -> None:
@@ -81,7 +81,7 @@ def test_a_client_trains_on_its_own_classes_alone() -> None:
     own = torch.tensor([[True, True, False, False]] * 4)
     method.task = replace(method.task, train_counts=own.long())
     batch = replace(batch, labels=batch.labels % 2)
-    features = method.encode(method.generate(theta, own))
+    features = method.encode(method.context_of(theta, own))
     logits = method.cosine_logits(method.image_features(batch), features)[..., :2]
     for client, size in enumerate(batch.sizes):
         expected = F.cross_entropy(logits[client, :size], batch.labels[client, :size])
@@ -98,7 +98,7 @@ def test_padding_of_an_absent_class_does_not_spoil_the_loss() -> None:
 
 def test_all_classes_are_a_switch() -> None:
     method, theta, batch = build(label_space="all")
-    logits = method.cosine_logits(method.image_features(batch), method.encode(method.generate(theta, EVERY)))
+    logits = method.cosine_logits(method.image_features(batch), method.encode(method.context_of(theta, EVERY)))
     expected = F.cross_entropy(logits[0, :5], batch.labels[0, :5])
     torch.testing.assert_close(method.loss(theta, batch)[0], expected, atol=1e-4, rtol=1e-5)
 

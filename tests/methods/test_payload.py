@@ -1,4 +1,7 @@
-"""What travels at ViT-B/16 shapes, measured on `meta` (no weights, no memory) against the published formulas."""
+"""What travels at ViT-B/16 shapes, measured on `meta` (no weights, no memory) against the published formulas.
+
+Text methods are in test_text_costs.py.
+"""
 
 from functools import cache
 
@@ -8,7 +11,6 @@ import torch
 
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.methods import State, Task, registry
 
 
@@ -59,36 +61,3 @@ def test_payload_at_vit_base(name: str, classes: int, down: int, up: int) -> Non
     theta = {**received, **personal}
     sent = built.upload({**theta, **built.end_visit(theta, [])}, received)
     assert (floats(received), floats(sent)) == (down, up) == built.payload()
-
-
-# -- text methods at the sizes of ViT-B/16: m = 16, d_t = 512 ---------------------------------------------------------
-
-
-@cache
-def clip_base() -> FrozenViT:
-    return load_backbone(BackboneSpec("clip:ViT-B-16", "random", 224), device="meta")
-
-
-# name, floats down, floats up, floats that a client trains and keeps to itself
-TEXT_CASES = [
-    ("zs-clip", 0, 0, 0),
-    ("coop", 0, 0, 8_192),
-    ("promptfl", 8_192, 8_192, 0),
-    ("promptfl-ft", 8_192, 8_192, 0),
-    ("prompt-fedper", 4_096, 4_096, 4_096),
-    ("prompt-fedprox", 8_192, 8_192, 0),
-    ("prompt-fedamp", 8_192, 8_192, 8_192),
-]
-
-
-@pytest.mark.parametrize(("name", "down", "up", "kept"), TEXT_CASES)
-def test_payload_of_text_methods_at_vit_base(name: str, down: int, up: int, kept: int) -> None:
-    method = registry().get(name)
-    task = Task(tuple(f"class {i}" for i in range(10)), torch.ones(6, 10), "none")
-    built = method(method.Params(), clip_base(), task)
-    received = built.download(built.init_server(torch.Generator()), [0])
-    personal = {key: value[None] for key, value in built.init_personal(torch.Generator(), 0).items()}
-    theta = {**received, **personal}
-    sent, travelled = built.upload(theta, received), built.travelled(received, 0)
-    assert (sum(t.numel() for t in travelled.values()), floats(sent)) == (down, up) == built.payload()
-    assert sum(theta[key][0].numel() for key in built.rates() if key not in travelled) == kept

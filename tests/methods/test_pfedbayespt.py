@@ -13,7 +13,7 @@ from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.evaluation import adapt, evaluate
-from fedprompt.harness.model.backbone import insert
+from fedprompt.harness.model.backbone import Prompted, insert
 from fedprompt.methods._densities import Gaussian
 from fedprompt.methods.pfedbayespt import PFedBayesPT
 
@@ -134,13 +134,17 @@ def test_rows_that_enter_the_blocks(depth_global: int, depth_instance: int, afte
 
     edit, tokens = method.edit(prompts, instance), torch.zeros(1, 17, 4)
     for block in range(3):
-        before, tokens = tokens, edit(block, tokens)
-        there = [i < depth or after == "propagate" for i, depth in ((block, depth_global), (block, depth_instance))]
-        assert tokens.shape[1] == 17 + 2 * there[0] + there[1]
+        before, edited = tokens, edit(block, tokens)
+        tokens, ending = edited if isinstance(edited, Prompted) else (edited, tokens[:, :0])
+        stays = [after == "propagate" and block >= depth - 1 for depth in (depth_global, depth_instance)]
+        ends = [block < depth and not stay for depth, stay in zip((depth_global, depth_instance), stays, strict=True)]
+        assert tokens.shape[1] == 17 + 2 * stays[0] + stays[1]
+        assert ending.shape[1] == 2 * ends[0] + ends[1]
         if block < depth_global:
-            assert torch.equal(tokens[:, 1:3], prompts[:, block])
+            assert torch.equal(tokens[:, 1:3] if stays[0] else ending[:, :2], prompts[:, block])
         if block < depth_instance:
-            assert torch.equal(tokens[:, 1 + 2 * there[0]], instance_rows[:, block, 0])
+            row = tokens[:, 1 + 2 * stays[0]] if stays[1] else ending[:, -1]
+            assert torch.equal(row, instance_rows[:, block, 0])
         if block >= max(depth_global, depth_instance) and after == "propagate":
             assert torch.equal(tokens, before)
     assert seen == [17] * depth_instance  # the encoders never read prompt rows

@@ -8,7 +8,7 @@ from fedprompt.harness.federation.evaluation import adapt, evaluate_unseen
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.methods import State
 from fedprompt.methods.fedvpt import FedVPT
-from fedprompt.methods.pfedpg import GENERATOR, LEARNED, PFedPG, clipped, generate
+from fedprompt.methods.pfedpg import GENERATOR, LEARNED, PFedPG, clip_jointly, generate
 
 UNIFORM = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
@@ -133,9 +133,9 @@ def test_weights_of_the_cohort() -> None:
 
 
 def test_gradients_are_clipped_together() -> None:
-    long = clipped([torch.tensor([30.0]), torch.tensor([40.0])], 5.0)
+    long = clip_jointly([torch.tensor([30.0]), torch.tensor([40.0])], 5.0)
     assert [float(grad) for grad in long] == [pytest.approx(3.0), pytest.approx(4.0)]
-    assert [float(grad) for grad in clipped([torch.tensor([3.0])], 5.0)] == [3.0]
+    assert [float(grad) for grad in clip_jointly([torch.tensor([3.0])], 5.0)] == [3.0]
 
 
 def test_only_the_prompt_travels() -> None:

@@ -45,8 +45,15 @@ def floats(state: State) -> int:
     return sum(tensor.numel() for tensor in state.values())
 
 
-# name and parameters, floats down, floats up, private floats that train
+# name and parameters, floats down, floats up, floats that a client trains and keeps to itself
 CASES = [
+    ("zs-clip", 0, 0, 0),
+    ("coop", 0, 0, 8_192),
+    ("promptfl", 8_192, 8_192, 0),
+    ("promptfl-ft", 8_192, 8_192, 0),
+    ("prompt-fedper", 4_096, 4_096, 4_096),
+    ("prompt-fedprox", 8_192, 8_192, 0),
+    ("prompt-fedamp", 8_192, 8_192, 8_192),
     ("fedotp", 8_192, 8_192, 8_192),
     ("fedpgp", 8_192, 8_192, 4_224),
     ("fedpgp rank=4", 8_192, 8_192, 2_112),
@@ -75,9 +82,9 @@ def test_payload_at_vit_base(text: str, down: int, up: int, private: int) -> Non
     received = method.download(server, [0])
     theta = {**received, **{name: tensor[None].to("meta") for name, tensor in personal.items()}}
     sent = {name: tensor[0] for name, tensor in method.upload(theta, received).items()}
-    assert (floats(method.travelled(received, 0)), floats(sent)) == (down, up) == method.payload()
-    trained = method.rates()
-    assert floats({name: tensor for name, tensor in personal.items() if name in trained}) == private
+    travelled = method.travelled(received, 0)
+    assert (floats(travelled), floats(sent)) == (down, up) == method.payload()
+    assert floats({name: theta[name][0] for name in method.rates() if name not in travelled}) == private
 
 
 def test_a_first_visit_costs_pfedmoap_one_context() -> None:

@@ -16,7 +16,7 @@ from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.report import write_report
 from fedprompt.harness.report.collect import NUMBERS, Recorded, summarise_seeds
-from fedprompt.harness.report.comparisons import compare, with_gains
+from fedprompt.harness.report.comparisons import compare_rows, with_gains
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
@@ -154,7 +154,7 @@ def numbers_frame(suite: Suite, results: pd.DataFrame, records: pd.DataFrame | N
     """Every number of the tables, without printed values; no gains without records."""
     if records is None:
         return with_gains(summarise_seeds(results), {}, {})
-    return with_gains(summarise_seeds(results), compare(suite, results, records), compare_draws(suite, records))
+    return with_gains(summarise_seeds(results), compare_rows(suite, results, records), compare_draws(suite, records))
 
 
 def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:

@@ -63,8 +63,8 @@ def whole_tables(results: pd.DataFrame) -> pd.DataFrame:
 def bytes_sent(rounds: pd.DataFrame) -> pd.Series:
     """Bytes that one client uploads in one round (`cost`), by column and row."""
     clients = rounds["cohort"].astype(str).str.count(" ") + 1
-    each = rounds.assign(cost=rounds["bytes_up"] / clients)
-    return each.groupby(["column", "row"])["cost"].mean()
+    per_client = rounds.assign(cost=rounds["bytes_up"] / clients)
+    return per_client.groupby(["column", "row"])["cost"].mean()
 
 
 def compute(recorded: Recorded, results: pd.DataFrame, load: LoadDataset) -> pd.Series:
@@ -112,15 +112,15 @@ def _against(suite: Suite, frame: pd.DataFrame, xlabel: str, text: Callable[[flo
     row_looks, tables = looks(suite.rows), list(frame["table"].unique())
     figure, axes = panels(len(tables), height=2.6)
     for ax, table in zip(axes, tables, strict=True):
-        here = frame[frame["table"] == table]
-        for key in titles_shown(suite, here):
-            row = here[here["row"] == key]
+        panel = frame[frame["table"] == table]
+        for key in titles_shown(suite, panel):
+            row = panel[panel["row"] == key]
             seeds = 100 * row.groupby("seed")["average"].mean()
             bar = seeds.std() if len(seeds) > 1 else 0.0
             look = row_looks[key].drawn(size=5, line=False)
             ax.errorbar(row["cost"].mean(), seeds.mean(), bar, elinewidth=0.8, capsize=1.5, **look)
-        _scale(ax, here["cost"], text)
-        labels = here.drop_duplicates("column")["setting"]
+        _scale(ax, panel["cost"], text)
+        labels = panel.drop_duplicates("column")["setting"]
         ax.set(title=f"{table}\nmean over {', '.join(labels)}" if len(labels) > 1 else f"{table}\n{labels.iloc[0]}")
         ax.set_xlabel(xlabel)
         label_y(ax, "average accuracy (%)")

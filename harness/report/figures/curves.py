@@ -88,11 +88,11 @@ def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -
     figure, axes = panels(len(columns))
     coloured: set[str] = set()
     for ax, column in zip(axes, columns, strict=True):
-        here = frame[frame["column"] == column]
-        shown = _highlighted(here, controls)
+        panel = frame[frame["column"] == column]
+        shown = _highlighted(panel, controls)
         coloured |= shown
-        for key, title in titles_shown(suite, here).items():
-            row = here[here["row"] == key]
+        for key, title in titles_shown(suite, panel).items():
+            row = panel[panel["row"] == key]
             if key in shown:
                 band(ax, row, "round", "value", title, **row_looks[key].drawn())
             else:
@@ -123,9 +123,9 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
     columns, row_looks = sorted(swept["column"].unique()), looks(suite.rows)
     figure = Figure(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
     for (left, right), column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
-        setting, here = suite.settings[column], swept[swept["column"] == column]
-        for key, title in titles_shown(suite, here).items():
-            row = here[here["row"] == key]
+        setting, panel = suite.settings[column], swept[swept["column"] == column]
+        for key, title in titles_shown(suite, panel).items():
+            row = panel[panel["row"] == key]
             band(left, row, "draws", "value", title, **row_looks[key].drawn())
             numbers = summary[(summary["column"] == column) & (summary["row"] == key)]
             _gains_over_one(right, numbers, title, **row_looks[key].drawn())
@@ -136,7 +136,7 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
         left.set(title=setting_name(setting), ylabel="average accuracy (%)")
         right.set(title=f"{setting_name(setting)}: against V=1", ylabel="difference (points)")
         for ax in (left, right):
-            ax.set(xlabel="averaged draws V", xticks=sorted(here["draws"].unique()))
+            ax.set(xlabel="averaged draws V", xticks=sorted(panel["draws"].unique()))
     legend(figure, titles_shown(suite, swept), row_looks)
     caption = (
         "Accuracy with the mean of V predictions, all from one training and nested draws. Left: mean over seeds; "

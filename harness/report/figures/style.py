@@ -136,7 +136,7 @@ def _legend_width(titles: list[str], columns: int) -> float:
     return sum(0.5 + 0.052 * max(map(len, column)) for column in np.array_split(titles, columns))
 
 
-def save(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
+def save_figure(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
     """Write PNG and PDF, laid out once, with nothing in them that depends on the day."""
     figure, png, pdf = drawn.figure, folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
     figure.set_dpi(PNG_DPI)

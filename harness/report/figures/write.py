@@ -13,7 +13,7 @@ from fedprompt.harness.report.figures.clients import LoadDataset, figures_partit
 from fedprompt.harness.report.figures.cost import figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
 from fedprompt.harness.report.figures.ranks import figures_ranks
-from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save
+from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save_figure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.findings import ranks_by_policy
 
@@ -41,7 +41,7 @@ def write_figures(
     figures = []
     with print_style():
         for drawn in _draw(recorded, summary, tuning, data_root):
-            figures.append(WrittenFigure(drawn.name, drawn.title, drawn.caption, *save(drawn, folder)))
+            figures.append(WrittenFigure(drawn.name, drawn.title, drawn.caption, *save_figure(drawn, folder)))
     return figures
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from support.deadly_cells import silent
 
 from fedprompt.harness.cells import executor as executor_module
 from fedprompt.harness.cells.cell import Cell, make_cell
@@ -11,10 +12,6 @@ from fedprompt.harness.cells.executor import execute
 from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.model.weights import BackboneSpec
-
-
-def silent(_: RoundProgress) -> None:
-    pass
 
 
 def test_one_failing_cell_fails_alone(toy_cell: Cell, tmp_path: Path) -> None:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.deadly_cells import plugin_file, silent, tiny_cell
 
 from fedprompt.harness.cells import on_ray
-from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
 from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.methods import load_plugin
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
 
@@ -44,22 +42,9 @@ class DeadlyOnce(Slow):
 TABLES = ("records.csv", "rounds.csv")
 
 
-def silent(_: RoundProgress) -> None:
-    pass
-
-
-def tiny_cell(method: str, seed: int = 0) -> Cell:
-    backbone = BackboneSpec("micro-vit", "random", 32)
-    protocol = {"rounds": 4, "epochs": 1, "batch_size": 8, "last": 1}
-    return make_cell(method, "glyph-domains", "domains:m=1,shots=1", backbone, seed, {"length": 1}, protocol)
-
-
 @pytest.fixture
 def plugin(tmp_path: Path) -> str:
-    path = tmp_path / "deadly.py"
-    path.write_text(PLUGIN)
-    load_plugin(path)
-    return str(path)
+    return plugin_file(PLUGIN, tmp_path)
 
 
 @pytest.fixture
@@ -92,7 +77,7 @@ def same_tables(outcomes: list[CellOutcome], elsewhere: Path) -> bool:
 def test_two_nodes_of_which_a_worker_and_one_node_are_killed(
     plugin: str, tmp_path: Path, start_cluster: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [tiny_cell("deadly-once"), tiny_cell("slow", 0), tiny_cell("slow", 1)]
+    cells = [tiny_cell("deadly-once", rounds=4), *(tiny_cell("slow", seed, rounds=4) for seed in (0, 1))]
     cluster = start_cluster(1)
     nodes = [cluster.add_node(num_cpus=1)]
     rounds: list[RoundProgress] = []
@@ -125,7 +110,7 @@ def test_a_node_that_shares_no_disk_sends_the_run_folder_back(
 ) -> None:
     if not can_mount():
         pytest.skip("a node with a disk of its own needs the right to mount")
-    cells, out = [tiny_cell("fedvpt", seed) for seed in (0, 1)], tmp_path / "results"
+    cells, out = [tiny_cell("fedvpt", seed, rounds=4) for seed in (0, 1)], tmp_path / "results"
     out.mkdir()
     address = start_cluster(0).address
     start = f"{sys.executable} -m ray.scripts.scripts start --address={address} --num-cpus=2 --block"
@@ -151,7 +136,7 @@ def test_a_node_that_shares_no_disk_sends_the_run_folder_back(
 def test_a_cluster_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"no Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 .*`ray start --head`"):
-        list(execute([tiny_cell("fedvpt")], Site(tmp_path), silent, executor="ray"))
+        list(execute([tiny_cell("fedvpt", rounds=4)], Site(tmp_path), silent, executor="ray"))
 
 
 def test_a_cluster_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

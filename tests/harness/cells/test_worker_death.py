@@ -10,16 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.deadly_cells import plugin_file, silent, tiny_cell
 from support.run_folders import done_folder
 
 from fedprompt.harness.cells import executor as executor_module
-from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
 from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.site import Site
-from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.methods import load_plugin
 
 PLUGIN = """
 import os
@@ -51,20 +49,7 @@ class Slow(FedVPT):
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> str:
-    path = tmp_path / "deadly.py"
-    path.write_text(PLUGIN)
-    load_plugin(path)
-    return str(path)
-
-
-def tiny_cell(method: str, seed: int = 0, rounds: int = 2) -> Cell:
-    backbone = BackboneSpec("micro-vit", "random", 32)
-    protocol = {"rounds": rounds, "epochs": 1, "batch_size": 8, "eval_every": 1000, "last": 1}
-    return make_cell(method, "glyph-domains", "domains:m=1,shots=1", backbone, seed, {"length": 1}, protocol)
-
-
-def silent(_: RoundProgress) -> None:
-    pass
+    return plugin_file(PLUGIN, tmp_path)
 
 
 def by_method(outcomes: list[CellOutcome]) -> dict[str, str]:
@@ -76,7 +61,7 @@ def test_a_cell_that_kills_its_worker_fails_alone(
     plugin: str, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_module, "RETRIES", 1)
-    cells = [tiny_cell("deadly"), tiny_cell("deadly-once"), tiny_cell("fedvpt")]
+    cells = [tiny_cell(name, rounds=2, eval_every=1000) for name in ("deadly", "deadly-once", "fedvpt")]
     site = Site(tmp_path / "out", plugins=(plugin,))
     done_folder(site.out, cells[0])  # results of an earlier time, to be replaced
     outcomes = list(execute(cells, site, silent, workers=2, restart={cells[0].hash}))

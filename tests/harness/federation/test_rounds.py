@@ -334,7 +334,7 @@ def test_what_a_method_tells_of_itself_is_averaged_over_the_cohort() -> None:
     states = plain.start(), told.start()
     logs = plain.step(states[0], [0, 3]), told.step(states[1], [0, 3])
     assert logs[0].diagnostics == {}
-    assert logs[1].diagnostics["images"] == (8 + 5) / 2  # of the first batch
+    assert logs[1].diagnostics["images"] == 4  # the first of each client
     assert (
         logs[1].diagnostics["noise"] == toy_federation(Told, epochs=1).step(told.start(), [3, 0]).diagnostics["noise"]
     )

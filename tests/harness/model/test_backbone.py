@@ -8,7 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.backbone import FrozenViT, deep, insert, shallow
+from fedprompt.harness.model.backbone import Edit, FrozenViT, block_rows, deep, insert, shallow
 
 DEPTH, WIDTH, PATCHES, LENGTH = 3, 32, 16, 5
 IMAGES = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -48,16 +48,20 @@ def all_rows(model: FrozenViT, edit: Callable[[int, Tensor], Tensor] = lambda _,
 
 
 def block_lengths(model: FrozenViT, run: Callable[[], object]) -> list[int]:
-    """How many tokens each block gets."""
-    seen: list[int] = []
-    hooks = [
-        block.norm1.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
-        for block in model.vit.blocks
-    ]
+    """How many rows each block reads: its tokens, and prompts that end with it."""
+    seen = dict.fromkeys(range(DEPTH), 0)
+
+    def watch(index: int) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        def count(_: nn.Module, args: tuple[Tensor]) -> None:
+            seen[index] += args[0].shape[1]
+
+        return count
+
+    hooks = [block.norm1.register_forward_pre_hook(watch(i)) for i, block in enumerate(model.vit.blocks)]
     run()
     for hook in hooks:
         hook.remove()
-    return seen
+    return list(seen.values())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -88,7 +92,7 @@ def test_stop_ends_after_that_many_blocks() -> None:
 
 
 @pytest.mark.parametrize("edit", [shallow(torch.zeros(4, 0, WIDTH)), deep(torch.zeros(4, DEPTH, 0, WIDTH))])
-def test_prompts_of_length_zero_change_nothing(edit: Callable[[int, Tensor], Tensor]) -> None:
+def test_prompts_of_length_zero_change_nothing(edit: Edit) -> None:
     model = backbone()
     assert torch.equal(model.cls(IMAGES, edit), model.cls(IMAGES))
 
@@ -113,6 +117,30 @@ def test_deep_replaces_the_rows_of_every_block() -> None:
     torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_apart_are_what_a_block_pass_attends_to() -> None:
+    model, prompts = backbone(), noise(4, DEPTH, LENGTH, WIDTH)
+    whole = model.cls(IMAGES, deep(prompts), block_pass=lambda _, block, tokens, rows: block(tokens)[:, :rows])
+    torch.testing.assert_close(model.cls(IMAGES, deep(prompts)), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_deep_prompts_have_the_gradient_of_whole_blocks(variant: str) -> None:
+    model, prompts = backbone(**VARIANTS[variant]), noise(4, DEPTH, LENGTH, WIDTH).requires_grad_()
+
+    def edit(block: int, tokens: Tensor) -> Tensor:
+        return insert(torch.cat([tokens[:, :1], tokens[:, -PATCHES:]], dim=1), prompts[:, block])
+
+    (apart,) = torch.autograd.grad(model.cls(IMAGES, deep(prompts)).square().sum(), prompts)
+    (whole,) = torch.autograd.grad(all_rows(model, edit)[:, 0].square().sum(), prompts)
+    torch.testing.assert_close(apart, whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [17, 40])
+def test_attention_is_timms_with_few_keys_and_with_many(tokens: int) -> None:
+    block, x = backbone().vit.blocks[0], noise(2, tokens, WIDTH)
+    torch.testing.assert_close(block_rows(block, x, tokens), block(x), atol=1e-5, rtol=1e-5)
+
+
 def test_every_deep_prompt_has_a_gradient() -> None:
     model, prompts = backbone(), noise(4, DEPTH, LENGTH, WIDTH).requires_grad_()
     model.cls(IMAGES, deep(prompts)).square().sum().backward()
@@ -132,7 +160,7 @@ def test_every_deep_prompt_has_a_gradient() -> None:
         (shallow(noise(4, LENGTH, WIDTH), at=2), [17, 17, 22]),
     ],
 )
-def test_tokens_in_every_block(edit: Callable[[int, Tensor], Tensor], lengths: list[int]) -> None:
+def test_tokens_in_every_block(edit: Edit, lengths: list[int]) -> None:
     model = backbone()
     assert block_lengths(model, lambda: model.cls(IMAGES, edit)) == lengths
 
@@ -158,7 +186,7 @@ def test_drop_removes_the_prompts_and_not_the_patches() -> None:
 @pytest.mark.parametrize(
     "edit", [shallow, lambda p: deep(p[:, None].expand(-1, DEPTH, -1, -1))], ids=["shallow", "deep"]
 )
-def test_order_of_prompt_rows_does_not_matter(edit: Callable[[Tensor], Callable[[int, Tensor], Tensor]]) -> None:
+def test_order_of_prompt_rows_does_not_matter(edit: Callable[[Tensor], Edit]) -> None:
     model, prompt = backbone(), noise(4, LENGTH, WIDTH)
     other = prompt[:, [4, 2, 0, 1, 3]]
     torch.testing.assert_close(model.cls(IMAGES, edit(prompt)), model.cls(IMAGES, edit(other)), atol=1e-5, rtol=1e-5)

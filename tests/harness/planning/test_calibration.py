@@ -9,7 +9,15 @@ import pytest
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import calibration
-from fedprompt.harness.planning.calibration import Job, Line, count_passes, line, measure_overhead, prices, time_passes
+from fedprompt.harness.planning.calibration import (
+    Job,
+    PassTime,
+    count_passes,
+    line,
+    measure_overhead,
+    prices,
+    time_passes,
+)
 
 SPEC = BackboneSpec("micro-vit", "random", 16)
 
@@ -51,18 +59,18 @@ def test_little_time_is_for_few_images_of_the_dearest_kind(sizes: list[tuple[str
     found = count_passes(job())
     lines = time_passes(job(), found, Site(), share=2)
     assert sizes == [("train", 1)]
-    assert lines["train train"] == Line(0.0, 1.1)
+    assert lines["train train"] == PassTime(0.0, 1.1)
     assert lines["evaluate"].image == pytest.approx(1.1 * found.flops["evaluate"] / found.flops["train train"])
 
 
 def test_a_single_size_tells_the_part_of_any_pass() -> None:
-    assert line([(10, 3.0)], image=0.1) == Line(2.0, 0.1)
-    assert line([(10, 3.0)], image=9.9) == Line(0.0, 0.3)
+    assert line([(10, 3.0)], image=0.1) == PassTime(2.0, 0.1)
+    assert line([(10, 3.0)], image=9.9) == PassTime(0.0, 0.3)
 
 
 def test_noise_makes_no_part_negative() -> None:
-    assert line([(10, 3.0), (20, 2.0)], image=0.1) == Line(2.0, 0.0)
-    assert line([(10, 1.0), (20, 4.0)], image=0.1) == Line(0.0, 0.2)
+    assert line([(10, 3.0), (20, 2.0)], image=0.1) == PassTime(2.0, 0.0)
+    assert line([(10, 1.0), (20, 4.0)], image=0.1) == PassTime(0.0, 0.2)
 
 
 def test_a_real_pass_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.batch import Batch
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import plan as plan_module
-from fedprompt.harness.planning.calibration import Job, Line, Price, count_passes, prices
+from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
 from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
@@ -43,17 +43,26 @@ PATCHES = 2 * 196 * D * (3 * 16 * 16)
 EVALUATED = 19  # rounds 10, 20, ..., 90 and 91, 92, ..., 100; the last ten are reported
 
 
-def blocks(n: int) -> int:
-    """Forward through all twelve with n tokens: projections 8 n d^2, MLP 16 n d^2, attention twice 2 n^2 d.
+N = 197  # CLS and patches
 
-    The last one has one query: keys and values 4 n d^2, the rest of it 20 d^2.
+
+def blocks(prompts: int = 0) -> int:
+    """Forward through all twelve. Prompts are only keys and values: 4 d^2 each, where a token takes 8 d^2 and its MLP
+    16 d^2; attention is two products of 2 N (N + prompts) d.
+
+    The last one has one query, whose row takes 24 d^2, and 12 heads score and average all normed tokens: 2 * 12 d each.
     """
-    return 11 * (24 * n * D**2 + 4 * n**2 * D) + 4 * n * D**2 + 20 * D**2 + 4 * n * D
+    whole = 24 * N * D**2 + 4 * prompts * D**2 + 4 * N * (N + prompts) * D
+    return 11 * whole + 24 * D**2 + 48 * (N + prompts) * D
 
 
-def way_back(n: int) -> int:
-    """The same through frozen weights, which have no gradient; of attention five products instead of two."""
-    return blocks(n) + 11 * 6 * n**2 * D + 6 * n * D
+def way_back(prompts: int) -> int:
+    """The same through frozen weights, which have no gradient; of attention five products instead of two, and four.
+
+    Images have no gradient: block 0 has no way back to their queries, keys and values.
+    """
+    attention = 11 * 6 * N * (N + prompts) * D + 48 * (N + prompts) * D
+    return blocks(prompts) + attention - 6 * N * D**2
 
 
 @cache
@@ -81,7 +90,7 @@ def test_head_tune_on_domainnet_with_one_domain_a_client() -> None:
     assert found.tally.images == {"train train": train, "evaluate": evaluated, "features": features}
     assert found.images == 5_490_000 + 88_920 + 15_660
     head = 2 * 10 * D  # logits; in training once more for the head's gradient
-    assert found.flops == train * 2 * head + evaluated * head + features * (PATCHES + blocks(197))
+    assert found.flops == train * 2 * head + evaluated * head + features * (PATCHES + blocks())
     assert (found.cost.bytes_down, found.cost.bytes_up) == (4 * 7690, 4 * 7690)
     assert found.bytes_sent == 100 * 6 * 2 * 4 * 7690
 
@@ -102,15 +111,15 @@ def test_fedvpt_d_on_cifar_with_ten_classes_a_client() -> None:
     inputs = adapted // 5  # what the head reads stays the same in all five epochs
     assert found.tally.images == {"train train": train, "adapt": adapted, "inputs": inputs, "evaluate": evaluated}
     assert (train, adapted, evaluated) == (1_238_460, 387_305, 180_785)
-    forward, head = PATCHES + blocks(1 + 10 + 196), 2 * 100 * D
-    step = forward + head + way_back(207) + 2 * head  # of the head: its weights' gradient and its input's
+    forward, head = PATCHES + blocks(10), 2 * 100 * D
+    step = forward + head + way_back(10) + 2 * head  # of the head: its weights' gradient and its input's
     assert found.flops == train * step + adapted * 2 * head + inputs * forward + evaluated * (forward + head)
     assert found.bytes_sent == 100 * 5 * 2 * 4 * (12 * 10 * D)
 
 
 def test_pfedbayespt_on_domainnet_with_all_domains_a_client() -> None:
     found = paper_cells()["pfedbayespt"]
-    train, diagnosed = 100 * 5 * (6 * 1830), 100 * 6 * 64  # a batch of every client in every round
+    train, diagnosed = 100 * 5 * (6 * 1830), 100 * 6 * 4  # four images of every client in every round
     evaluated, swept = 9 * 6 * 780, 10 * 6 * 780
     seen = {"train train": train, "diagnose": diagnosed, "evaluate": evaluated, "sweep": swept}
     kept, dealt = 2**30 // (4 * 12 * 197 * D), 6 * (1830 + 780)  # a GB holds the frozen tokens of 147 images
@@ -118,10 +127,10 @@ def test_pfedbayespt_on_domainnet_with_all_domains_a_client() -> None:
     assert found.tally.images == {**seen, "features": made}
     frozen = PATCHES + 11 * (24 * 197 * D**2 + 4 * 197**2 * D)  # what enters each block, without prompts
     first, second = 12 * 2 * (2 * 64 * 197 * D), 12 * 2 * (2 * 64 * D)  # two MLPs a block, 197 tokens to 64 to 1
-    prompted, head = blocks(1 + 10 + 1 + 196), 2 * 10 * D  # the patches' embedding is the first of the frozen tokens
+    prompted, head = blocks(10 + 1), 2 * 10 * D  # the patches' embedding is the first of the frozen tokens
     draw = first + second + prompted + head
     step = draw + first + second  # S = 1: a second psi
-    back = way_back(208) + 2 * head + 2 * (2 * first + 2 * second)  # of weights, and of tokens for the LN before them
+    back = way_back(11) + 2 * head + 2 * (2 * first + 2 * second)  # of weights, and of tokens for the LN before them
     assert found.flops == (
         train * (step + back)
         + diagnosed * (draw + first + second)
@@ -289,7 +298,7 @@ def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path, mon
     suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "seeds": [0], "settings": [{**SETTING, "s": [5]}]})
 
     def fixed(jobs: list[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
-        lines = {"train train": Line(1.0, 0.01), "evaluate": Line(0.0, 0.001)}
+        lines = {"train train": PassTime(1.0, 0.01), "evaluate": PassTime(0.0, 0.001)}
         return [Price(count_passes(job), lines) for job in jobs], 7.0
 
     monkeypatch.setattr(plan_module, "prices", fixed)

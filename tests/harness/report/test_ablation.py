@@ -10,7 +10,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.accuracies import by_row, client_accuracies
 from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.comparisons import compare
+from fedprompt.harness.report.comparisons import compare_rows
 from fedprompt.harness.report.inference import paired
 from fedprompt.harness.report.tables import signed
 
@@ -38,7 +38,7 @@ def a_study(**protocol: object) -> Suite:
 
 
 def differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> PairedDifferences:
-    return paired_differences(suite, results, compare(suite, results, records))
+    return paired_differences(suite, results, compare_rows(suite, results, records))
 
 
 def test_differences_are_taken_seed_by_seed() -> None:

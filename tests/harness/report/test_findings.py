@@ -4,7 +4,7 @@ import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, records_frame, results_frame
 
 from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.report.comparisons import compare
+from fedprompt.harness.report.comparisons import compare_rows
 from fedprompt.harness.report.findings import ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.notes import reading
 
@@ -46,7 +46,7 @@ def test_a_sentence_names_what_rows_are_compared_with(kind: str, control: str) -
     setting = a_setting(kind=kind, reference="head-tune" if kind == "ablation" else "", policies=("local",))
     suite = a_suite(settings=(setting,), seeds=(0, 1))
     accuracies = {(0, row, seed): [CLIENTS] * 2 for row in ("head-tune", "fedvpt") for seed in (0, 1)}
-    comparisons = compare(suite, results_frame(suite), records_frame(accuracies, "local", "local"))
+    comparisons = compare_rows(suite, results_frame(suite), records_frame(accuracies, "local", "local"))
     assert sentences(suite, comparisons, {})[0, "local"].startswith(f"Under a local head, the method equals {control}")
 
 
@@ -59,7 +59,7 @@ def test_a_setting_may_name_the_control_of_all_its_rows() -> None:
         (0, row, seed): [[a + level[row] + 0.001 * seed for a in CLIENTS]] * 2 for row in level for seed in (0, 1)
     }
     [comparison] = (
-        comparisons := compare(suite, results_frame(suite), records_frame(accuracies, "paper", "none"))
+        comparisons := compare_rows(suite, results_frame(suite), records_frame(accuracies, "paper", "none"))
     ).values()
     assert comparison.controls == {"zs-clip"}
     gains = {row: round(difference.points) for row, difference in comparison.differences.items()}
@@ -73,5 +73,5 @@ def test_a_table_of_methods_without_a_head_does_not_speak_of_heads() -> None:
     setting = a_setting(methods=("zs-clip", "promptfl"), control="zs-clip")
     suite = a_suite(settings=(setting,), seeds=(0, 1), backbone=BackboneSpec("micro-clip", "random", 32))
     accuracies = {(0, row, seed): [CLIENTS] * 2 for row in ("zs-clip", "promptfl") for seed in (0, 1)}
-    comparisons = compare(suite, results_frame(suite), records_frame(accuracies, "paper", "none"))
+    comparisons = compare_rows(suite, results_frame(suite), records_frame(accuracies, "paper", "none"))
     assert sentences(suite, comparisons, {})[0, "paper"].startswith("The method equals ZS-CLIP")

@@ -1,6 +1,7 @@
 """Printed values beside ours: what is found, what is said about it."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,8 @@ from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Grid
+from fedprompt.harness.report.doubts import DOUBTS
+from fedprompt.harness.report.papers import PAPERS
 from fedprompt.harness.report.published import (
     CAUTION,
     load_published,
@@ -200,7 +203,7 @@ def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> Non
     suite = dataclasses.replace(paper_suite(*settings), seeds=(0, 1))
     caution = grids(suite, printed, average=0.9)[0].caution
     assert caution.startswith(CAUTION)
-    assert "data set glyph-domains (DomainNet); train images a class and client 12 or 6 (all); seeds 0, 1" in caution
+    assert "data set glyph-domains (DomainNet); train images per class and client 12 or 6 (all); seeds 0, 1" in caution
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_what_differs_from_the_paper_is_named_once(printed: pd.DataFrame) -> Non
         ({"protocol": {"epochs": 1}}, ["local epochs"]),
         ({"protocol": {"participation": 0.5}}, ["participation"]),
         ({"partition": "domains:m=1,clients=12"}, ["clients"]),
-        ({"partition": "domains:m=1,test_shots=3"}, ["test images a class and client"]),
+        ({"partition": "domains:m=1,test_shots=3"}, ["test images per class and client"]),
         ({"published": "Elsewhere"}, ["protocol"]),
     ],
 )
@@ -237,3 +240,11 @@ def test_differences_are_in_the_summary(printed: pd.DataFrame) -> None:
     summary = with_published(suite, summarise_seeds(results_frame(suite).assign(average=0.9)), printed)
     line = summary.set_index("metric").loc["average"]
     assert (line["published"], line["difference"]) == (88.30, pytest.approx(1.70))
+
+
+def test_numbers_that_notes_quote_are_printed_values(printed: pd.DataFrame) -> None:
+    texts = [doubt.text for doubt in DOUBTS]
+    texts += [text for paper in PAPERS.values() for text in (paper.general, *paper.about.values())]
+    quoted = re.findall(r"\b\d+\.\d\d\b", " ".join(texts))
+    assert len(quoted) >= 5
+    assert set(quoted) <= {f"{value:.2f}" for value in printed["value"]}

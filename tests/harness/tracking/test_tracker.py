@@ -1,4 +1,3 @@
-import ast
 import json
 import shutil
 import sqlite3
@@ -58,41 +57,8 @@ def say(tracker: Tracker, cell: Cell, round_: int, **metrics: float) -> None:
     tracker.round(cell, RoundProgress(cell.hash, round_, cell.protocol.rounds, metrics))
 
 
-def imported_at_once(file: Path) -> set[str]:
-    """Top-level packages that importing ``file`` imports: not those of functions, nor for types alone."""
-    packages: set[str] = set()
-    pending: list[ast.stmt] = ast.parse(file.read_text()).body
-    while pending:
-        match pending.pop():
-            case ast.Import(names=names):
-                packages |= {name.name.split(".")[0] for name in names}
-            case ast.ImportFrom(module=str(module)):
-                packages.add(module.split(".")[0])
-            case ast.If(test=test, body=body, orelse=orelse):
-                pending += orelse + ([] if ast.unparse(test) == "TYPE_CHECKING" else body)
-            case ast.Try(body=body) | ast.With(body=body) | ast.ClassDef(body=body):
-                pending += body
-    return packages
-
-
-def test_imports_are_told_apart(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text(
-        "import a.b\nif TYPE_CHECKING:\n  import b\ntry:\n  from c.d import e\nfinally: pass\ndef f(): import g\n"
-    )
-    assert imported_at_once(file) == {"a", "c"}
-
-
 def test_default_store_lies_in_the_output_folder(tmp_path: Path) -> None:
     assert default_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
-
-
-@pytest.mark.slow
-def test_mlflow_is_not_imported_until_something_is_recorded() -> None:
-    """Importing it takes seconds; read from the source, for a new process would take as long."""
-    files = list(Path(tracking.__file__).parents[1].rglob("*.py"))
-    assert len(files) > 50
-    assert [file.name for file in files if "mlflow" in imported_at_once(file)] == []
 
 
 def test_runs_have_short_names_that_differ_early(tmp_path: Path, uri: str) -> None:
@@ -199,7 +165,7 @@ def test_killed_while_recording_is_completed(
     assert "summary.json" in artifacts(uri, run)
 
 
-def test_two_syncs_at_once_are_one_run_a_cell(tmp_path: Path, uri: str) -> None:
+def test_two_syncs_at_once_are_one_run_per_cell(tmp_path: Path, uri: str) -> None:
     for seed in range(4):
         done_folder(tmp_path, a_cell(seed=seed))
     with ThreadPoolExecutor(2) as pool:
