@@ -150,7 +150,7 @@ def test_small_differences_are_not_called_equal(published: Published, tmp_path: 
 
 
 def test_with_one_seed_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
-    _, out, place = published
+    _, out, _ = published
     for folder in ("ours", "theirs"):
         (tmp_path / folder).mkdir()
         cells = pd.read_csv(planted(out, tmp_path, "FedPR-S", 0.2 * (folder == "ours")) / "cells.csv")
