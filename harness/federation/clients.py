@@ -1,5 +1,6 @@
 """The clients' data: who holds which images, and how they become batches."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -31,8 +32,9 @@ class ClientData:
     ) -> None:
         self._images = dataset.images if "images" in needs else None
         self._kept_images: Tensor | None = None
-        if self._images is not None and torch.device(device).type != "cpu" and dataset.images.nbytes <= image_memory:
-            self._kept_images = torch.from_numpy(np.array(dataset.images)).to(device)
+        on_device = self._images is not None and torch.device(device).type != "cpu"
+        if on_device and math.prod(dataset.images.shape) <= image_memory:  # one byte per number
+            self._kept_images = torch.from_numpy(np.array(dataset.images[:])).to(device)
         self._labels = torch.from_numpy(np.array(dataset.labels))
         self._domains = torch.from_numpy(np.array(dataset.domains))
         self.domain_names = dataset.domain_names

@@ -1,8 +1,9 @@
-"""What a federation costs as its clients become more: `python tests/perf/growth.py [--clients 100 1000] [--rounds 1000]`.
+"""What more clients cost: `python tests/perf/growth.py [--clients 100 1000] [--rounds 1000]`.
 
 Every client has two classes of freshly drawn glyphs, two to four images to train and two or three to test, and keeps
-its own head; five clients take part in each round. Each size is measured in a process of its own, in CPU seconds, because
-its peak memory is wanted. With `--rounds` each size then runs a whole cell of so many rounds, evaluated ten times.
+its own head; five clients take part in each round. Each size is measured in a process of its own, in CPU seconds,
+because its peak memory is wanted. With `--rounds` each size then runs a whole cell of so many rounds,
+evaluated ten times.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def peak() -> float:
 def measure(clients: int, method: str, rounds: int) -> dict[str, float]:
     """CPU seconds of each part, and bytes."""
     dataset = crowd_dataset(clients)
-    cell, started = crowd_cell(clients, method, MEASURED, dataset), peak()
+    cell = crowd_cell(clients, method, MEASURED, dataset)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         site = Site(folder)
