@@ -89,8 +89,14 @@ def test_every_package_is_installed() -> None:
     assert names | {"fedprompt.paper", "fedprompt.tuned"} == set(PYPROJECT["setuptools"]["packages"])
 
 
-def test_every_promise_names_a_test_that_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text())
-    assert len(named) > 30
+@pytest.mark.parametrize(("page", "least"), [("reliability.md", 30), ("clip-tests.md", 250)])
+def test_every_promise_names_a_test_that_exists(page: str, least: int) -> None:
+    """As `FILE::NAME`, or by name alone after `FILE`."""
+    named, file = [], ""
+    pattern = r"`(tests/[\w/]+\.py)(?:::(\w+))?`|`(test_\w+)`"
+    for path, name, following in re.findall(pattern, (ROOT / "docs" / page).read_text()):
+        file = path or file
+        named += [(file, name or following)] if name or following else []
+    assert len(named) > least
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]
     assert missing == []

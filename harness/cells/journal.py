@@ -28,7 +28,7 @@ from fedprompt.harness.cells.folder import REMEDY
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.federation.evaluation import Record
-from fedprompt.harness.federation.metrics import RECORD_COLUMNS, record_row
+from fedprompt.harness.federation.metrics import RECORD_COLUMNS
 from fedprompt.harness.federation.rounds import FederationState, RoundLog
 from fedprompt.harness.federation.training import stack_states, unstack_state
 from fedprompt.methods import State
@@ -183,7 +183,7 @@ class Journal:
 
 
 def record_rows(records: Iterable[Record], seed: int, partition_hash: str, header: bool) -> bytes:
-    rows = [(seed, *record_row(record), partition_hash[:16]) for record in records]
+    rows = [(seed, *record, partition_hash[:16]) for record in records]
     return _csv([("seed", *RECORD_COLUMNS, "partition"), *rows] if header and rows else rows)
 
 

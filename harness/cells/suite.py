@@ -76,6 +76,14 @@ class Setting:
         reading = self.reading(row, policy)
         return row.policy in ("", reading) and reading in applicable(registry().get(row.method).paper_policy)
 
+    def readings(self, row: Row) -> dict[str, str]:
+        """What each policy that the row has an entry under stands for."""
+        return {policy: self.reading(row, policy) for policy in self.policies if self.shows(row, policy)}
+
+    def same_training(self, row: Row) -> list[Row]:
+        """The rows that differ from ``row`` in their policy at most, itself among them."""
+        return [other for other in self.rows if (other.method, other.params) == (row.method, row.params)]
+
 
 @dataclass(frozen=True)
 class Tune:
@@ -85,6 +93,7 @@ class Tune:
     trials: int = 9  # of each study, at most
     protocol: Mapping[str, Any] = field(default_factory=dict)  # instead of the setting's; holds data out
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # instead of the methods' own, by parameter
+    shared: bool = False  # settings of a data set share a study, which is made in the first of them
 
 
 class Planned(NamedTuple):
@@ -189,15 +198,15 @@ class Suite:
         }
 
     def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:
-        """One entry per policy; readings of one training share its cell."""
-        policies = [policy for policy in setting.policies if setting.shows(row, policy)]
-        readings = {setting.reading(row, policy) for policy in policies}
+        """One entry per policy; readings of one training share its cell, also if another row shows them."""
+        readings = {reading for same in setting.same_training(row) for reading in setting.readings(same).values()}
+        own = setting.readings(row)
         cells = {
             head: self._make_cell(setting, row, seed, readings, head)
-            for head in sorted({head_owner(r) for r in readings})
+            for head in sorted({head_owner(reading) for reading in own.values()})
         }
-        for policy in policies:
-            yield Planned(setting, row, policy, cells[head_owner(setting.reading(row, policy))])
+        for policy, reading in own.items():
+            yield Planned(setting, row, policy, cells[head_owner(reading)])
 
     def _make_cell(self, setting: Setting, row: Row, seed: int, readings: Collection[str], head: str) -> Cell:
         """What the suite says, then what tuning chose, then what the variant itself fixes."""

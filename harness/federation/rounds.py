@@ -13,6 +13,7 @@ from torch import Tensor
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.precision import passes_in, require_precision
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -91,6 +92,7 @@ class Federation:
 
         ``novel`` is the method again, for the classes that nobody trains on, if there are any and it can score them.
         """
+        require_precision(protocol.precision, data.device)
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
         self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
@@ -130,7 +132,8 @@ class Federation:
         visits: dict[int, Visit] = {}
         for clients in in_stacks(selected, self.stack):
             received, theta = self.theta(state, clients)
-            trained, numbers = self._train(theta, clients, round_)
+            with passes_in(self.protocol.precision, self.data.device):
+                trained, numbers = self._train(theta, clients, round_)
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)
         visits = dict(sorted(visits.items()))  # sums are taken in one order, whatever order the clients trained in

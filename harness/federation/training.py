@@ -32,6 +32,7 @@ def train(
     key: tuple[int, int],  # (seed, round)
     purpose: Purpose = "batches",
     head_inputs: Sequence[Tensor] | None = None,  # of each client's training images, where only the head trains
+    constants: State | None = None,  # of the visit, where they are known already
 ) -> tuple[State, Tensor]:
     """A visit of ``clients``: SGD through the stages; returns theta and each client's mean loss over its steps.
 
@@ -42,7 +43,8 @@ def train(
     seed, round_ = key
     orders = [torch_rng(seed, purpose, round_, client) for client in clients]
     rngs = [torch_rng(seed, "noise", purpose, round_, client) for client in clients]
-    start, theta = {**theta, **method.begin_visit(theta, round_)}, dict(theta)
+    constants = method.begin_visit(theta, round_) if constants is None else constants
+    start, theta = {**theta, **constants}, dict(theta)
     losses, steps = torch.zeros(2, len(clients), device=data.device)
     for stage in stages:
         momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}

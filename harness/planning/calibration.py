@@ -5,18 +5,20 @@ All workers measure at once, so that they are in each other's way as much as the
 
 import json
 import math
-import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedprompt.harness.cells.cell import make_cell
+from fedprompt.harness.cells.processes import worker_context
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.fields import is_rate
@@ -42,10 +44,11 @@ class Job:
     batch_size: int
     images: dict[str, int]  # of all its runs, by kind of pass: what matters most is timed first
     step: tuple[int, int]  # clients in the largest step, and images of each
+    num_clients: int = 1  # of the federation
 
     @property
     def family(self) -> str:
-        """Equal for jobs that differ in the number of classes and in learning rates alone."""
+        """Equal for jobs that differ in the numbers of classes and clients and in learning rates alone."""
         return json.dumps([self.method, structure(self.params), astuple(self.backbone), self.batch_size])
 
 
@@ -84,7 +87,7 @@ def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
         return _timed(map, jobs, costs, site, workers), 0.0
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _plugins, (site.plugins,)) as pool:
+    with ProcessPoolExecutor(workers, worker_context(), _plugins, (site.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
@@ -92,7 +95,7 @@ def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[
 
 
 def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, workers: int) -> list[Price]:
-    """Jobs that differ in the number of classes alone are timed as one; their seconds per image follow the FLOPs."""
+    """Jobs of one family are timed as one; their seconds per image follow the FLOPs."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
         families.setdefault((job.family, tuple(sorted(job.images))), []).append(index)
@@ -120,7 +123,7 @@ def _plugins(files: Sequence[str]) -> None:
 
 
 def count_passes(job: Job) -> Cost:
-    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, **job.params)
+    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, job.num_clients, **job.params)
     return cost(method, 1, job.batch_size, job.images)
 
 
@@ -133,7 +136,8 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     torch.set_num_threads(site.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, clients, **job.params)
+    members = max(clients, job.num_clients)
+    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, members, **job.params)
     works = {k * b: _works(method, k, b) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
@@ -173,16 +177,18 @@ def measure_overhead(dataset: str) -> Overhead:
         site = Site(out=Path(folder))
         tracker = Tracker(default_uri(site.out), site.out)
 
-        def run(rounds: int, seed: int) -> float:
-            begun = time.perf_counter()
+        def run(rounds: int, seed: int) -> tuple[float, list[float]]:
+            """Seconds of a cell, and those of each round after its first."""
+            begun, ends = time.perf_counter(), list[float]()
             protocol = {"rounds": rounds, "epochs": 0, "last": 1, "eval_every": rounds}
             cell = make_cell("fedvpt", dataset, "disjoint:clients=1,shots=1,test_shots=1", spec, seed, {}, protocol)
-            tracker.finish(run_cell(cell, site))
-            return time.perf_counter() - begun
+            tracker.finish(run_cell(cell, site, lambda _: ends.append(time.perf_counter())))
+            return time.perf_counter() - begun, [after - before for before, after in pairwise(ends)]
 
-        first, short, long = run(1, 0), run(1, 1), run(11, 2)
-    each = max(0.0, (long - short) / 10)
-    return Overhead(max(0.0, first - short), max(0.0, short - each), each)
+        (first, _), (second, rounds) = run(1, 0), run(11, 1)
+    each = statistics.median(rounds)
+    cell = max(0.0, second - sum(rounds) - each)
+    return Overhead(max(0.0, first - cell - each), cell, each)
 
 
 def _works(method: Method, clients: int, batch: int) -> dict[str, Callable[[], object]]:

@@ -27,7 +27,9 @@ from fedprompt.methods import Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows
+BEGIN = "begin"  # the kind of pass that computes what is constant in a visit; it passes no images
 Classes = int | tuple[str, ...]  # how many, or their names where text is computed of them
+FLOAT = 4  # bytes
 ROUND = 2  # some methods do more from the second round on
 
 
@@ -47,6 +49,7 @@ class Cost:
     bytes_up: int
     client_flops: Mapping[str, int] = field(default_factory=dict)  # of these, what one client costs without any image
     client_bytes: int = 0  # likewise of the bytes saved: texts of classes, the same for any number of images
+    first_bytes_down: int = 0  # of one client in its first round: a server may have less to send by then
 
     @property
     def train_flops(self) -> int:
@@ -111,28 +114,33 @@ def shape_federation(method: Method, clients: int, batch_size: int) -> Federatio
 def passes(federation: Federation, state: FederationState, theta: State) -> dict[str, Callable[[], Any]]:
     """Every kind of pass over a batch of each client, as the harness makes it, to be counted or timed.
 
-    `train STAGE` steps; `end` and `diagnose` close a visit; `evaluate` and `sweep` predict (with the method's own
-    number of draws, with all of them); `adapt` are steps of clients that train their heads alone, on `inputs` that may
-    be computed once; `newcomer` are steps before that of clients kept out; `features` are frozen features
-    or tokens, which are kept.
+    `begin` opens a visit; `train STAGE` are its steps; `end` and `diagnose` close it; `evaluate` and `sweep` predict
+    (with the method's own number of draws, with all of them); `adapt` are steps of clients that train their heads
+    alone, on `inputs` that may be computed once; `newcomer` are steps before that of clients kept out; `features` are
+    frozen features or tokens, which are kept.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
     batch = next(data.ordered(members, "train", protocol.batch_size, rngs))
+    constants = method.begin_visit(theta, ROUND)
+
+    def visit(held: State, stages: Sequence[Stage], inputs: Sequence[Tensor] | None = None) -> State:
+        key = (0, ROUND)
+        return train(method, held, stages, data, members, protocol, key, head_inputs=inputs, constants=constants)[0]
 
     def step(stage: Stage) -> State:
-        return train(method, theta, [replace(stage, epochs=1)], data, members, protocol, (0, ROUND))[0]
+        return visit(theta, [replace(stage, epochs=1)])
 
     def adapt() -> State:
         inputs = [torch.zeros(size, method.backbone.width, device=data.device) for size in batch.sizes]
         once = inputs if method.fixed_inputs else None
         stages = held_stages([method.adaptation(1)], theta)
-        return train(method, theta, stages, data, members, protocol, (0, ROUND), head_inputs=once)[0]
+        return visit(theta, stages, once)
 
     def newcomer() -> State:
         _, held = federation.theta(state, members, newcomers=True)
         stages = [replace(stage, epochs=1) for stage in held_stages(method.newcomer_stages(1), held)]
-        return train(method, held, stages, data, members, protocol, (0, ROUND))[0]
+        return visit(held, stages)
 
     def evaluated() -> Batch:
         return replace(batch, start=method.begin_evaluation(theta, [batch]))
@@ -147,6 +155,7 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         return method.backbone.cls(images, stop=method.feature_depth(method.params))
 
     return {
+        BEGIN: lambda: method.begin_visit(theta, ROUND),
         **{f"{TRAIN}{stage.name}": partial(step, stage) for stage in method.stages(2)},
         "end": lambda: method.end_visit(theta, [batch]),
         "diagnose": lambda: method.diagnostics(theta, replace(batch, stage="diagnose")),
@@ -162,7 +171,7 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collection[str] | None = None) -> Cost:
     """Costs of ``method`` with ``clients`` in one stack, best with a `meta_backbone`; its task has as many or more.
 
-    Training and the end of a visit are always counted; of the other kinds only ``kinds``, if they are named.
+    What a visit is made of is always counted; of the other kinds only ``kinds``, if they are named.
     """
     if "text" not in method.needs:
         return _count(method, clients, batch_size, kinds)
@@ -173,7 +182,7 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
     flops = {kind: (2 * one.flops[kind] - two.flops[kind]) // clients for kind in spent.flops}
     return replace(
         spent,
-        client_flops={kind: count for kind, count in flops.items() if count > 0},
+        client_flops={**spent.client_flops, **{kind: count for kind, count in flops.items() if count > 0}},
         client_bytes=max(0, 2 * one.saved_bytes - two.saved_bytes) // clients,
     )
 
@@ -185,7 +194,7 @@ def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str]
     flops, saved, trained = {}, [0], theta
     for kind, work in passes(federation, state, theta).items():
         visit = kind.startswith(TRAIN) or kind == "end"
-        if kinds is None or visit or kind in kinds:
+        if kinds is None or visit or kind in (BEGIN, *kinds):
             with counted() as counter, kept_for_backward(method.backbone, theta) as storage_bytes:
                 result = work()
             flops[kind] = counter.flops
@@ -194,7 +203,10 @@ def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str]
                 saved.append(sum(storage_bytes.values()))
     sent = {name: tensor[0] for name, tensor in method.upload(trained, received).items()}
     down, up = payload_of(method.travelled(received, 0)), payload_of(sent)
-    return Cost(clients * batch_size, flops, max(saved), down.floats, up.floats, down.bytes, up.bytes)
+    begun = {BEGIN: flops[BEGIN] // clients} if flops[BEGIN] else {}
+    first = down.bytes - FLOAT * (method.payload()[0] - method.first_payload()[0])
+    payload = (down.floats, up.floats, down.bytes, up.bytes)
+    return Cost(clients * batch_size, flops, max(saved), *payload, client_flops=begun, first_bytes_down=first)
 
 
 def meta_method(

@@ -28,7 +28,7 @@ from fedprompt.harness.planning.calibration import (
     prices,
     structure,
 )
-from fedprompt.harness.planning.cost import Classes, Cost
+from fedprompt.harness.planning.cost import BEGIN, Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 
@@ -48,7 +48,7 @@ class CellPlan:
 
     @property
     def images(self) -> int:
-        return sum(self.tally.images.values())
+        return sum(count for kind, count in self.tally.images.items() if kind != BEGIN)
 
     @property
     def flops(self) -> int:
@@ -68,7 +68,8 @@ class CellPlan:
     @property
     def bytes_sent(self) -> int:
         """Of all clients in all rounds, both ways."""
-        return self.tally.visits * (self.cost.bytes_down + self.cost.bytes_up)
+        saved = self.tally.visitors * (self.cost.bytes_down - self.cost.first_bytes_down)
+        return self.tally.visits * (self.cost.bytes_down + self.cost.bytes_up) - saved
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
     tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
     classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
-    keys = [_key(cell, count) for cell, count in zip(cells, classes, strict=True)]
+    keys = [_key(*counted) for counted in zip(cells, classes, tallies, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
         jobs[key] = _joined(jobs.get(key), cell, count, tally)
@@ -163,7 +164,7 @@ def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
     for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
         classes = classes_of(cell, data[cell.dataset])
         job = _joined(None, cell, classes, tally)
-        key = json.dumps([_key(cell, classes), sorted(tally.images)])
+        key = json.dumps([_key(cell, classes, tally), sorted(tally.images)])
         costs[key] = costs.get(key) or count_passes(job)
         flops[cell.hash] = CellPlan(cell, tally, costs[key]).flops
     return flops
@@ -177,16 +178,17 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _key(cell: Cell, classes: Classes) -> str:
+def _key(cell: Cell, classes: Classes, tally: Tally) -> str:
     """Cells with equal keys have passes of equal cost; learning rates are no part of it."""
-    return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size])
+    return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size, tally.num_clients])
 
 
 def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     """``job`` with another of its cells."""
     clients, images = tally.step
     if job is None:
-        job = Job(cell.method, cell.params, cell.backbone, classes, cell.protocol.batch_size, {}, (1, 1))
+        batch = cell.protocol.batch_size
+        job = Job(cell.method, cell.params, cell.backbone, classes, batch, {}, (1, 1), tally.num_clients)
     step = max(job.step, (clients, math.ceil(images / clients)), key=lambda step: step[0] * step[1])
     return replace(job, images=dict(Counter(job.images) + Counter(tally.images)), step=step)
 

@@ -29,7 +29,7 @@ from fedprompt.harness.federation.schedule import (
 from fedprompt.harness.model.features import CHUNK
 from fedprompt.harness.model.layer_inputs import kept_images
 from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.planning.cost import TRAIN, Classes, meta_method, shape_backbone, shape_federation
+from fedprompt.harness.planning.cost import BEGIN, TRAIN, Classes, meta_method, shape_backbone, shape_federation
 from fedprompt.methods import Method, Stage, registry
 
 
@@ -41,7 +41,9 @@ class Tally:
     steps: Mapping[str, int]  # batches of a stack of clients
     clients: Mapping[str, int]  # clients in these batches, or once per evaluation: so often texts of classes are passed
     visits: int  # of a client in a round: as many downloads and uploads
+    visitors: int = 0  # clients that ever took part: so many of the visits are a first one
     step: tuple[int, int] = (1, 1)  # clients in the largest training step, and images of all of them
+    num_clients: int = 1  # of the federation, whether they take part or not
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Workload:
     """A schedule in passes over the clients' data, whatever a method computes in them."""
 
     visits: int = 0
+    visitors: set[int] = field(default_factory=set)  # clients that ever took part
+    begun: Passes = field(default_factory=Passes)  # first batches of whatever trains: visits, adaptations, newcomers
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
     diagnosed: Passes = field(default_factory=Passes)  # the first images of every visit
     # The same of every adaptation, by its epochs and whether copies of what is shared train.
@@ -82,9 +86,11 @@ class Workload:
         for clients in scheduled.stacks:
             first = [min(train[client], batch_size) for client in clients]
             self.trained.add([train[client] for client in clients], batch_size)
+            self.begun.add(first, batch_size)
             self.diagnosed.add([min(train[client], DIAGNOSED) for client in clients], DIAGNOSED)
             self.step = max(self.step, (len(clients), sum(first)), key=lambda step: step[1])
         self.visits += len(scheduled.cohort)
+        self.visitors.update(scheduled.cohort)
         for evaluation in scheduled.evaluations:
             self._add_evaluation(evaluation, deal, batch_size)
 
@@ -94,6 +100,8 @@ class Workload:
             predicted.add([deal.test[client] for client in clients], batch_size, texts_once=True)
             for split in evaluation.shared:
                 self.evaluated.add([deal.shared[split]] * len(clients), batch_size, texts_once=True)
+            for _ in range(bool(epochs or evaluation.newcomers) + evaluation.newcomers):
+                self.begun.add([min(train[client], batch_size) for client in clients], batch_size)
             if evaluation.newcomers:
                 self.newcomers.add([train[client] for client in clients], batch_size)
             if epochs:
@@ -120,6 +128,8 @@ class Visitor:
             steps[kind] += times * passes.steps
             clients[kind] += times * passes.clients
 
+        if _overrides(method, "begin_visit"):
+            count(BEGIN, work.begun)
         for stage in method.stages(epochs):
             count(f"{TRAIN}{stage.name}", work.trained, _epochs([stage]))
         if _overrides(method, "end_visit"):
@@ -135,7 +145,9 @@ class Visitor:
                 count("inputs", passes)
         if work.newcomers.images:
             count("newcomer", work.newcomers, _newcomer_passes(self))
-        return Tally(+images, +steps, +clients, work.visits, work.step)
+        return Tally(
+            +images, +steps, +clients, work.visits, len(work.visitors), work.step, self.method.task.num_clients
+        )
 
 
 class Deal:
@@ -170,7 +182,8 @@ def tally_cells(
         if dealt not in deals:
             spec = parse_partition(cell.partition)
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
-        deal, visiting = deals[dealt], visitor(cell, classes_of(cell, dataset))
+        deal = deals[dealt]
+        visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
         run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
@@ -195,16 +208,21 @@ def classes_of(cell: Cell, dataset: Dataset) -> Classes:
     return dataset.class_names[:count] if "text" in registry().get(cell.method).needs else count
 
 
-def visitor(cell: Cell, classes: Classes) -> Visitor:
+def visitor(cell: Cell, classes: Classes, clients: int) -> Visitor:
     """Built once for cells that differ in partition and seed alone: these do not change what a pass is."""
-    return _visitor(cell.method, tuple(cell.params.items()), cell.backbone, classes, cell.protocol)
+    return _visitor(cell.method, tuple(cell.params.items()), cell.backbone, classes, clients, cell.protocol)
 
 
 @cache
 def _visitor(
-    name: str, params: tuple[tuple[str, Any], ...], spec: BackboneSpec, classes: Classes, protocol: Protocol
+    name: str,
+    params: tuple[tuple[str, Any], ...],
+    spec: BackboneSpec,
+    classes: Classes,
+    clients: int,
+    protocol: Protocol,
 ) -> Visitor:
-    method = meta_method(name, shape_backbone(spec), classes, head=protocol.head, **dict(params))
+    method = meta_method(name, shape_backbone(spec), classes, clients, protocol.head, **dict(params))
     stack = protocol.stack or auto_stack(method, protocol.batch_size)
     return Visitor(method, protocol, stack)
 

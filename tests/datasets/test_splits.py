@@ -174,6 +174,15 @@ def test_same_key_same_bits_other_seed_other_rows(text: str) -> None:
         assert not all(other)
 
 
+@pytest.mark.parametrize("kind", ["dirichlet:alpha=0.5,clients=3", "domain-dirichlet:alpha=0.5,clients=3"])
+def test_classes_of_equal_size_are_shared_out_differently(kind: str) -> None:
+    """A generator that is seeded again for every class gives all of them one vector of shares."""
+    dataset = tiny_dataset(classes=6, domains=1, train=60, test=30)
+    partition = make_partition(parse_partition(f"{kind},min_size=1"), dataset, 0)
+    shares = np.stack([counts(rows, dataset) for rows in partition.train], axis=1)  # (classes, clients)
+    assert len(np.unique(shares, axis=0)) == 6
+
+
 @pytest.mark.parametrize("text", PARTITIONS)
 def test_partitions_are_pinned(text: str) -> None:
     """Published records carry these hashes: a change here changes every result."""

@@ -1,8 +1,9 @@
 """What more clients cost: `python tests/perf/growth.py [--clients 100 1000] [--rounds 1000]`.
 
-Every client has two classes of freshly drawn glyphs, a few images of each, and keeps its own head; five clients take
-part in each round. Times are CPU seconds. Each size is measured in its own process, because its peak memory is wanted.
-With `--rounds` each size then runs a whole cell of so many rounds, evaluated ten times.
+Every client has two classes of freshly drawn glyphs, two to four images to train and two or three to test, and keeps
+its own head; five clients take part in each round. Each size is measured in a process of its own, in CPU seconds,
+because its peak memory is wanted. With `--rounds` each size then runs a whole cell of so many rounds,
+evaluated ten times.
 """
 
 import argparse

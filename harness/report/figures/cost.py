@@ -17,7 +17,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.text import scaled
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.weights import load_backbone
-from fedprompt.harness.planning.cost import TRAIN, cost, meta_method
+from fedprompt.harness.planning.cost import BEGIN, TRAIN, cost, meta_method
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset
 from fedprompt.harness.report.figures.curves import main_settings, titles_shown
@@ -97,7 +97,7 @@ def image_flops(cell: Cell, backbone: FrozenViT, classes: int) -> tuple[float, f
     method = meta_method(cell.method, backbone, classes, **cell.params)
     flops = cost(method, 1, IMAGES, kinds={"features"}).flops
     visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in method.stages(cell.protocol.epochs))
-    return (visit + flops["end"]) / IMAGES, flops["features"] / IMAGES
+    return (flops[BEGIN] + visit + flops["end"]) / IMAGES, flops["features"] / IMAGES
 
 
 def _classes(name: str, load: LoadDataset) -> int | None:

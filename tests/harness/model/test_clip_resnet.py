@@ -81,10 +81,12 @@ def test_an_image_size_that_leaves_parts_of_places_is_refused() -> None:
         backbone_spec("clip:RN50-quickgelu", "random", 100)
 
 
-@pytest.mark.parametrize("name", ["promptfl", "fedotp"])
+@pytest.mark.parametrize("name", ["promptfl", "fedotp", "fedtpg", "fedclip"])
 def test_text_methods_train_on_it(name: str) -> None:
     clip, cls = rebuilt(tiny_resnet()), registry().get(name)
-    method = cls(build(cls.Params, {"length": 2}, name), clip, Task(("cat", "great white shark"), torch.ones(1, 2)))
+    params = {"length": 2} if name != "fedclip" else {}
+    method = cls(build(cls.Params, params, name), clip, Task(("cat", "great white shark"), torch.ones(1, 2)))
+    assert clip.dim != clip.text.width
     theta = {**method.init_server(torch.Generator()), **method.init_personal(torch.Generator(), 0)}
     theta = {key: tensor[None].requires_grad_() for key, tensor in theta.items()}
     batch = Batch((0,), torch.tensor([[0, 1, 0]]), (3,), IMAGES, clip.cls(IMAGES)[None], (torch.Generator(),))

@@ -132,7 +132,7 @@ def test_counters_travel_as_whole_numbers_of_eight_bytes() -> None:
 
 def test_only_named_kinds_are_counted() -> None:
     method = meta_method("sgpt", toy_backbone().to("meta"), 4)
-    assert list(cost(method, kinds=["evaluate"]).flops) == ["train shared", "train group", "end", "evaluate"]
+    assert list(cost(method, kinds=["evaluate"]).flops) == ["begin", "train shared", "train group", "end", "evaluate"]
 
 
 def test_activation_memory_grows_with_the_batch() -> None:

@@ -249,7 +249,7 @@ def test_flops_of_an_image_count_each_stage_for_its_epochs() -> None:
     cell = Suite("one", "", BACKBONE, (0,), (setting,)).cells()[0]
     backbone = load_backbone(BACKBONE, device="meta")
     spent = cost(meta_method("sgpt", backbone, 10, **cell.params), 1, 2, kinds=())
-    assert len(spent.flops) == 3  # two stages and the end of the visit
+    assert len(spent.flops) == 4  # two stages, the beginning and the end of the visit
     assert image_flops(cell, backbone, 10)[0] == (3 * spent.train_flops + spent.flops["end"]) / 2
 
 
