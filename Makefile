@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs clean
+.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs excerpts clean
 
 # Each of these has a target of its own.
 APART := --ignore=tests/perf --ignore=tests/soak
@@ -103,6 +103,9 @@ typecheck: setup links  ## mypy --strict
 docs: setup links  ## the documentation as a site in build/site; warnings are errors
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
+
+excerpts: setup  ## tables of README and docs/results.md, anew from results/reference
+	@"$(BIN)/python" -m fedprompt.harness.report.excerpt README.md docs/results.md
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage

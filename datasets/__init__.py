@@ -1,6 +1,6 @@
 """Data sources, partitions and the prepared store. Importing this loads neither torch nor matplotlib."""
 
-from fedprompt.datasets._dataset import Dataset
+from fedprompt.datasets._dataset import Dataset, Images
 from fedprompt.datasets._held_out import trained_classes
 from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._partition import Partition, make_partition
@@ -17,6 +17,7 @@ from fedprompt.datasets._registry import (
     prepare,
     short_name,
 )
+from fedprompt.datasets._resized import resize_rows
 from fedprompt.datasets._skew import label_skew, shots_note
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._spec import PartitionSpec, parse_partition
@@ -24,6 +25,7 @@ from fedprompt.datasets._spec import PartitionSpec, parse_partition
 __all__ = [
     "SOURCES",
     "Dataset",
+    "Images",
     "MissingDataError",
     "Partition",
     "PartitionSpec",
@@ -42,6 +44,7 @@ __all__ = [
     "parse_partition",
     "plot_partition",
     "prepare",
+    "resize_rows",
     "short_name",
     "shots_note",
     "train_counts",

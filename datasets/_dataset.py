@@ -1,8 +1,20 @@
 """A data set as the harness sees it: arrays in memory (or mapped from disk), never files to decode."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+
+
+class Images(Protocol):
+    """An array of images, or what can be indexed like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -10,7 +22,7 @@ class Dataset:
     """All images of a source and their split; row ``i`` of every array is image ``i``."""
 
     name: str
-    images: np.ndarray  # uint8, (n, 3, height, width); often a memory map
+    images: Images  # uint8, (n, 3, height, width); often a memory map
     labels: np.ndarray  # int64, (n,)
     domains: np.ndarray  # int64, (n,); all zero if the source has no domains
     is_test: np.ndarray  # bool, (n,)

@@ -12,26 +12,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
-from fedprompt.datasets._images import to_array
 from fedprompt.datasets._listing import MissingDataError, image_files, visible_tree
 from fedprompt.datasets._prepare import Preparation, build_store, stored_preparation
+from fedprompt.datasets._resized import ResizedImages
 from fedprompt.datasets._sources import SOURCES, Source
-from fedprompt.datasets._store import (
-    is_store,
-    new_store,
-    one_writer,
-    open_store,
-    read_meta,
-    write_images,
-    write_rest,
-)
+from fedprompt.datasets._store import is_store, one_writer, open_store, read_meta
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.files import cache_dir, write_atomic
-from fedprompt.harness.core.progress import track
 
 GROUP = "fedprompt.datasets"
 FOLDER, LAYOUT = "folder:", "?layout="
@@ -302,19 +292,7 @@ def _not_prepared(source: Source) -> MissingDataError:
 
 
 def _resized(dataset: Dataset, size: int) -> Dataset:
-    """The data set at another image size, from a store for this content and size."""
+    """The data set at another image size; each image is resized once, when it is first asked for."""
     folder = cache_dir() / "resized" / f"{dataset.name}-{dataset.checksum[:16]}-{size}"
-    if not is_store(folder):
-        with one_writer(folder):
-            if not is_store(folder):
-                _write_resized(dataset, size, folder)
-    return replace(open_store(folder), name=dataset.name)
-
-
-def _write_resized(dataset: Dataset, size: int, folder: Path) -> None:
-    arrays = {"labels": dataset.labels, "domains": dataset.domains, "is_test": dataset.is_test}
-    with new_store(folder) as scratch:
-        images = track(dataset.images, f"resizing {dataset.name} to {size} px", len(dataset.images))
-        pictures = (Image.fromarray(np.ascontiguousarray(np.moveaxis(image, 0, -1))) for image in images)
-        write_images(scratch, (to_array(picture, size)[None] for picture in pictures))
-        write_rest(scratch, dataset.name, arrays, dataset.class_names, dataset.domain_names)
+    checksum = hashlib.sha256(f"{dataset.checksum} at {size} px".encode()).hexdigest()
+    return replace(dataset, images=ResizedImages(dataset.images, size, folder, dataset.name), checksum=checksum)

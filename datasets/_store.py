@@ -69,7 +69,7 @@ def one_writer(folder: Path) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     try:
         yield
     finally:
@@ -85,13 +85,13 @@ def new_store(folder: Path) -> Iterator[Path]:
         scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
         scratch.mkdir()  # plainly, so that its mode follows the umask
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     try:
         yield scratch
         if (scratch / VERIFIED).exists():  # the last file to be written
             _take_place(scratch, folder)
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -229,7 +229,7 @@ def _remove_stale(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _cannot_write(folder: Path, error: OSError) -> UserError:
+def cannot_write(folder: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind (FEDPROMPT_CACHE "
         "names another place)"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition
+from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition, resize_rows
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.code import code_digest
 from fedprompt.harness.cells.folder import finish, is_done, open_folder, run_folder
@@ -94,6 +94,7 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     """The data set, its partition and the federation of ``cell``, ready to start."""
     dataset = _dataset(cell.dataset, site.data_root, cell.backbone.image_size)
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
+    resize_rows(dataset, partition.all_rows)
     backbone = _backbone(cell.backbone, site.weights, site.device)
     cls = registry().get(cell.method)
     if "text" in cls.needs:

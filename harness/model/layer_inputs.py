@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedprompt.datasets import Images
 from fedprompt.harness.model.backbone import FrozenViT
 
 CHUNK = 64
@@ -22,7 +23,7 @@ class LayerInputs:
     On the CPU an image's tokens are the same bits whichever images share its pass, so memory changes no result.
     """
 
-    def __init__(self, backbone: FrozenViT, images: np.ndarray, depth: int | None = None, memory: int = 2**30) -> None:
+    def __init__(self, backbone: FrozenViT, images: Images, depth: int | None = None, memory: int = 2**30) -> None:
         self._backbone, self._images, self._depth = backbone, images, depth or backbone.depth
         shape = (self._depth, backbone.tokens, backbone.width)
         # Pages are taken when they are written: what is never asked for costs no memory.

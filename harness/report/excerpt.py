@@ -1,24 +1,55 @@
 """The short version of a published run: one table of accuracies and gains, and the sentences of its report.
 
-README and docs/results.md hold its text; tests compare them with the published files.
+README and docs/results.md hold such texts between two comments, of which the first says what to show:
+
+    <!-- excerpt of results/reference/embedded -->                            all of the main tables
+    <!-- excerpt of FOLDER: policy global_then_ft; methods head-tune, sgpt -->   one policy, some rows
+
+`python -m fedprompt.harness.report.excerpt FILE ...` (`make excerpts`) writes them anew.
 """
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.collect import POLICY_HEADINGS
+from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.inference import LEVEL
 
-SECTIONS = ("What the tables say", "Tuned values")  # whose sentences it holds
+MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
+SECTIONS = ("What the tables say", "Tuned values")  # whose sentences the whole excerpt holds
 
 
-def excerpt(folder: Path) -> str:
-    """Markdown from `tables.csv` and `report.md` of a published run."""
+def renew(page: str, root: Path) -> str:
+    """The Markdown of ``page`` with every excerpt written anew from its folder below ``root``."""
+    return MARKED.sub(lambda found: found[1] + excerpt(root / found[2], _wishes(found[3])) + found[5], page)
+
+
+def excerpt(folder: Path, wishes: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Markdown from `tables.csv` and `report.md` of a published run; ``wishes`` are those of the comment."""
+    wishes = wishes or {}
     numbers = pd.read_csv(folder / "tables.csv")
-    main = numbers[(numbers["kind"] == "heterogeneity") & (numbers["metric"] == "average")]
+    shown = numbers[(numbers["kind"] == "heterogeneity") & (numbers["metric"] == "average")]
+    for wish, values in wishes.items():
+        column = {"policy": "policy", "methods": "row"}.get(wish)
+        absent = [value for value in values if column is None or value not in set(shown[column])]
+        if absent:
+            raise UserError(f"excerpt of {folder}: {wish} {absent[0]!r} is not in its main tables")
+        shown = shown[shown[column].isin(values)]
     report = (folder / "report.md").read_text()
-    return "\n\n".join([_table(main), _note(main), *filter(None, (_said(report, title) for title in SECTIONS))]) + "\n"
+    said = [_said(report, title) for title in SECTIONS] if not wishes else [_said_of(shown, report)]
+    return "\n\n".join([_table(shown), _note(shown), *filter(None, said)]) + "\n"
+
+
+def _wishes(text: str | None) -> dict[str, list[str]]:
+    """`policy a; methods b, c` as lists by their first words."""
+    parts = [part.strip().partition(" ") for part in (text or "").split(";") if part.strip()]
+    return {name: [value.strip() for value in values.split(",")] for name, _, values in parts}
 
 
 def _table(main: pd.DataFrame) -> str:
@@ -56,3 +87,25 @@ def _said(report: str, title: str) -> str:
     """The sentences of one section of the report, before its first table."""
     section = report.partition(f"\n## {title}\n")[2].partition("\n## ")[0].partition("\n|")[0]
     return "\n".join(line for line in section.splitlines() if line.startswith("- "))
+
+
+def _said_of(main: pd.DataFrame, report: str) -> str:
+    """Of what the tables say, the sentences on the shown settings and policies."""
+    shown = main[["table", "setting", "policy"]].drop_duplicates().itertuples(index=False, name=None)
+    starts = [f"- {table}, {setting}: {HEADS[policy]}," for table, setting, policy in shown]
+    return "\n".join(line for line in _said(report, SECTIONS[0]).splitlines() if line.startswith(tuple(starts)))
+
+
+def main() -> int:
+    """Renew the excerpts of the files that are named."""
+    for path in map(Path, sys.argv[1:]):
+        text = path.read_text()
+        renewed = renew(text, Path())
+        if renewed != text:
+            write_atomic(path, renewed.encode())
+        print(f"{path}: {len(MARKED.findall(text))} excerpts, {'renewed' if renewed != text else 'up to date'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

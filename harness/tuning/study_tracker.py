@@ -88,7 +88,7 @@ class StudyTracker(Tracker):
         params |= {f"grid.{name}": ", ".join(map(str, values)) for name, values in search.grid.items()}
         params |= {f"default.{name}": str(value) for name, value in search.default.items()}
         run = self._store.create_run(
-            experiment, tags=tags, run_name=f"study: {search.base[0].label.rsplit(' s', 1)[0]} {search.key[3]}"
+            experiment, tags=tags, run_name=f"{search.base[0].label.rsplit(' s', 1)[0]} {search.key[3]} (study)"
         )
         self._store.log_batch(run.info.run_id, params=[Param(name, value) for name, value in params.items()])
         return str(run.info.run_id)

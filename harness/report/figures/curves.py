@@ -12,7 +12,17 @@ from matplotlib.ticker import MaxNLocator
 from fedprompt.datasets import short_name
 from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
-from fedprompt.harness.report.figures.style import GREY, PAGE, PALE, DrawnFigure, label_y, legend, looks, panels
+from fedprompt.harness.report.figures.style import (
+    GREY,
+    PAGE,
+    PALE,
+    DrawnFigure,
+    distinct_colours,
+    label_y,
+    legend,
+    looks,
+    panels,
+)
 from fedprompt.harness.report.sweeps import draws
 
 MOST_PANELS = 6  # of one figure
@@ -84,13 +94,14 @@ def band(ax: Axes, frame: pd.DataFrame, over: str, value: str, label: str, **dra
 
 
 def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -> Figure:
-    columns, row_looks = sorted(frame["column"].unique()), looks(suite.rows)
+    columns = sorted(frame["column"].unique())
     figure, axes = panels(len(columns))
-    coloured: set[str] = set()
+    shown_in = {column: _highlighted(frame[frame["column"] == column], controls) for column in columns}
+    titles = titles_shown(suite, frame)
+    named = {key: title for key, title in titles.items() if key in set().union(*shown_in.values())}
+    row_looks = distinct_colours(looks(suite.rows), named)
     for ax, column in zip(axes, columns, strict=True):
-        panel = frame[frame["column"] == column]
-        shown = _highlighted(panel, controls)
-        coloured |= shown
+        panel, shown = frame[frame["column"] == column], shown_in[column]
         for key, title in titles_shown(suite, panel).items():
             row = panel[panel["row"] == key]
             if key in shown:
@@ -101,8 +112,6 @@ def _over_rounds(suite: Suite, frame: pd.DataFrame, controls: Collection[str]) -
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.set(title=setting_name(suite.settings[column]), xlabel="round")
         label_y(ax, "average accuracy (%)")
-    titles = titles_shown(suite, frame)
-    named = {key: title for key, title in titles.items() if key in coloured}
     legend(figure, named, row_looks, others="other rows" if len(named) < len(titles) else "")
     return figure
 

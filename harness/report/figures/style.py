@@ -1,8 +1,8 @@
 """How every figure looks: one look per row of the tables, sizes for print, files that do not change between runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,17 @@ def looks(rows: Sequence[Row]) -> dict[str, Look]:
         key: Look(COLOURS[i % 7], MARKERS[i % 13], STYLES[i // 13 % len(STYLES)])
         for i, key in enumerate(dict.fromkeys(order))
     }
+
+
+def distinct_colours(row_looks: Mapping[str, Look], keys: Collection[str]) -> dict[str, Look]:
+    """``row_looks`` in which no two of ``keys`` share a colour while some are free; the first to have one keeps it."""
+    changed, used = dict(row_looks), set[str]()
+    for key in keys:
+        if changed[key].colour in used:
+            free = [colour for colour in COLOURS if colour not in used | {row_looks[other].colour for other in keys}]
+            changed[key] = replace(changed[key], colour=next(iter(free), changed[key].colour))
+        used.add(changed[key].colour)
+    return changed
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
+from fedprompt.harness.report.figures.gains import figures_gains
 from fedprompt.harness.report.figures.ranks import figures_ranks
 from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save_figure
 from fedprompt.harness.report.figures.tuning import figures_tuning
@@ -48,12 +49,13 @@ def write_figures(
 def _draw(
     recorded: Recorded, summary: pd.DataFrame, tuning: pd.DataFrame | None, data_root: Path | None
 ) -> Iterator[DrawnFigure]:
-    """One figure of each kind; of results, one per head policy."""
+    """Gains in one figure; of the other results, one figure of each kind and head policy."""
 
     @cache
     def load(name: str) -> Dataset:
         return load_dataset(name, root=data_root)
 
+    yield from figures_gains(recorded.suite, summary)
     policies = list(recorded.results["policy"].unique())
     for policy in policies:
         figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load)

@@ -153,7 +153,7 @@ def resnet_forward() -> int:
 def vit_forward() -> int:
     """Frozen image features: as for any ViT-B/16, class token only in the last block."""
     n = 197
-    blocks = 11 * (24 * n * VIT**2 + 4 * n**2 * VIT) + 4 * n * VIT**2 + 20 * VIT**2 + 4 * n * VIT
+    blocks = 11 * (24 * n * VIT**2 + 4 * n**2 * VIT) + 24 * VIT**2 + 4 * 12 * n * VIT
     return 2 * 196 * VIT * (3 * 16 * 16) + blocks
 
 

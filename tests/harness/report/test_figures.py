@@ -17,14 +17,13 @@ from support.report_suites import (
     recorded,
     records_frame,
     results_frame,
-    rows,
     run_all,
     trials,
 )
 from support.run_folders import BACKBONE
 
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
-from fedprompt.harness.cells.suite import Row, Suite
+from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
@@ -35,11 +34,10 @@ from fedprompt.harness.report.figures import write
 from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import bytes_sent, compute, image_flops, whole_tables
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep, published_points, sweep
-from fedprompt.harness.report.figures.style import DrawnFigure, looks
+from fedprompt.harness.report.figures.style import DrawnFigure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.published import load_published, with_published
-from fedprompt.methods import registry
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 
@@ -91,21 +89,6 @@ def band_edges(ax: Axes) -> list[tuple[float, float]]:
 
 def no_data(name: str) -> Any:
     raise UserError(f"{name} is not at hand.")
-
-
-# -- looks ----------------------------------------------------------------------------------------------------------
-
-
-def test_every_row_looks_different_also_without_colour() -> None:
-    variants = [Row(f"variant-{i}", f"Variant {i}", "fedvpt") for i in range(7)]
-    by_row = looks([*rows(*registry().names()), *variants])
-    assert len(by_row) == len(registry().names()) + 7
-    assert len({(look.colour, look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
-    assert len({(look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
-
-
-def test_a_method_looks_the_same_in_every_suite() -> None:
-    assert looks(rows("sgpt"))["sgpt"] == looks(rows("fedvpt", "sgpt"))["sgpt"]
 
 
 # -- over rounds ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""The figure that the suite is about: what each row gains over its control, with intervals."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.report.collect import POLICY_HEADINGS
+from fedprompt.harness.report.comparisons import COMPARED
+from fedprompt.harness.report.figures.curves import figure_parts, setting_name
+from fedprompt.harness.report.figures.style import COLOURS, GREY, DrawnFigure, panels
+from fedprompt.harness.report.inference import LEVEL
+
+KINDS = ("heterogeneity", "unseen", "novel", "target")
+SHAPES = ("o", "s", "D", "^")  # one per policy
+LANE = 0.24  # between two policies of a row
+
+
+def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+    """One panel per setting, one line per row, one mark per head policy."""
+    compared = summary["kind"].isin(KINDS) & (summary["metric"] == summary["kind"].map(COMPARED))
+    for part in figure_parts(suite, summary[compared & summary["gain"].notna() & ~summary["control"].astype(bool)]):
+        caption = (
+            "Gain over the control under the same head policy, in points, paired by seed and client, with its 95 % "
+            "interval over further clients and seeds. Filled: can be told from zero, adjusted for all comparisons of "
+            "the setting under that policy; hollow: cannot."
+        )
+        yield DrawnFigure(
+            f"gains{part.suffix}", f"Gains over the control{part.about}", caption, _gains(suite, part.frame)
+        )
+
+
+def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
+    columns, policies = sorted(gains["column"].unique()), list(gains["policy"].unique())
+    titles = {row.key: row.title for row in suite.rows if (gains["row"] == row.key).any()}
+    figure, axes = panels(len(columns), height=0.7 + 0.075 * (len(policies) + 1) * len(titles), sharey=True)
+    for ax, column in zip(axes, columns, strict=True):
+        setting = suite.settings[column]
+        for lane, policy in enumerate(policies):
+            shown = gains[(gains["column"] == column) & (gains["policy"] == policy)].set_index("row")
+            for place, key in enumerate(titles):
+                if key in shown.index:
+                    _mark(ax, shown.loc[key], place + LANE * (lane - (len(policies) - 1) / 2), lane)
+        ax.axvline(0, color=GREY, linewidth=0.8, zorder=1)
+        ax.set_yticks(range(len(titles)), list(titles.values()))
+        ax.set_ylim(len(titles) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(axis="y", visible=False)
+        ax.set(title=setting_name(setting) + (", unseen" if setting.kind == "unseen" else ""), xlabel="gain (points)")
+    if len(policies) > 1:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.2)
+        handles = [
+            Line2D([], [], color=COLOURS[lane], marker=SHAPES[lane], markersize=4, label=POLICY_HEADINGS[policy])
+            for lane, policy in enumerate(policies)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(policies))
+    return figure
+
+
+def _mark(ax: Axes, number: "pd.Series[float]", y: float, lane: int) -> None:
+    colour, distinct = COLOURS[lane], number["gain_p_adjusted"] < LEVEL
+    ax.plot([number["gain_low"], number["gain_high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
+    ax.plot(
+        number["gain"],
+        y,
+        SHAPES[lane],
+        color=colour if distinct else "white",
+        markeredgecolor=colour,
+        markeredgewidth=0.8,
+        markersize=3.6,
+        zorder=3,
+    )

@@ -1,0 +1,28 @@
+"""How rows of the tables look in every figure."""
+
+from support.report_suites import rows
+
+from fedprompt.harness.cells.suite import Row
+from fedprompt.harness.report.figures.style import distinct_colours, looks
+from fedprompt.methods import registry
+
+
+def test_every_row_looks_different_also_without_colour() -> None:
+    variants = [Row(f"variant-{i}", f"Variant {i}", "fedvpt") for i in range(7)]
+    by_row = looks([*rows(*registry().names()), *variants])
+    assert len(by_row) == len(registry().names()) + 7
+    assert len({(look.colour, look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
+    assert len({(look.marker, str(look.line)) for look in by_row.values()}) == len(by_row)
+
+
+def test_rows_that_stand_out_have_different_colours() -> None:
+    by_row = looks(rows("head-tune", "sgpt", "pfedbayespt-d"))
+    assert by_row["head-tune"].colour == by_row["pfedbayespt-d"].colour
+    changed = distinct_colours(by_row, ["head-tune", "sgpt", "pfedbayespt-d"])
+    assert len({changed[key].colour for key in ("head-tune", "sgpt", "pfedbayespt-d")}) == 3
+    assert changed["head-tune"] == by_row["head-tune"]
+    assert changed["pfedbayespt-d"].marker == by_row["pfedbayespt-d"].marker
+
+
+def test_a_method_looks_the_same_in_every_suite() -> None:
+    assert looks(rows("sgpt"))["sgpt"] == looks(rows("fedvpt", "sgpt"))["sgpt"]

@@ -1,0 +1,38 @@
+import pandas as pd
+from matplotlib.colors import to_hex
+from support.report_suites import a_setting, a_suite, rows
+
+from fedprompt.harness.report.figures.gains import figures_gains
+from fedprompt.harness.report.figures.style import COLOURS
+
+
+def gain(row: str, points: float, p: float, **changed: object) -> dict[str, object]:
+    line = {"kind": "heterogeneity", "column": 0, "policy": "global", "metric": "average", "row": row, "control": False}
+    return {**line, "gain": points, "gain_low": points - 1, "gain_high": points + 1, "gain_p_adjusted": p, **changed}
+
+
+def marks(lines: list[dict[str, object]]) -> dict[float, str]:
+    """Colour of every mark by its gain."""
+    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d")),))
+    (drawn,) = figures_gains(suite, pd.DataFrame(lines))
+    (ax,) = drawn.figure.axes
+    return {float(line.get_xdata()[0]): to_hex(line.get_color()) for line in ax.lines if len(line.get_xdata()) == 1}
+
+
+def test_only_gains_that_differ_from_zero_are_filled() -> None:
+    drawn = marks([gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", 1.0, 0.4)])
+    assert drawn == {3.0: COLOURS[0].lower(), 1.0: "#ffffff"}
+
+
+def test_control_worst_client_and_ablation_have_no_mark() -> None:
+    others = [
+        gain("head-tune", 0.0, 1.0, control=True),
+        gain("fedvpt-d", 7.0, 0.01, metric="worst_local"),
+        gain("fedvpt-d", 8.0, 0.01, kind="ablation"),
+    ]
+    assert set(marks([gain("fedvpt", 3.0, 0.01), *others])) == {3.0}
+
+
+def test_no_gains_no_figure() -> None:
+    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt")),))
+    assert not list(figures_gains(suite, pd.DataFrame([gain("fedvpt", float("nan"), float("nan"))])))
