@@ -35,7 +35,10 @@ class Cell:
 
     def to_json(self) -> str:
         """Canonical text: equal cells give equal text."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=1)
+        values = dataclasses.asdict(self)
+        if self.protocol.precision == "fp32":  # what every cell had before there was a choice
+            del values["protocol"]["precision"]
+        return json.dumps(values, sort_keys=True, indent=1)
 
     @cached_property
     def hash(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, open_folder, run_folder
+from fedprompt.harness.cells.processes import worker_context
 from fedprompt.harness.cells.run import RoundProgress, run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.errors import UserError
@@ -125,9 +126,9 @@ class _Worker:
     """
 
     def __init__(self, site: Site) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = worker_context()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, site), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, site, dict(os.environ)), daemon=True)  # type: ignore[attr-defined]
         self.cell: Cell | None = None
         resource_tracker.ensure_running()  # else `start` starts it, which unblocks the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is for the parent alone
@@ -149,7 +150,10 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: "Connection[Any, Any]", site: Site) -> None:
+def _serve(pipe: "Connection[Any, Any]", site: Site, environment: dict[str, str]) -> None:
+    """``environment`` is the parent's: the process that this one was copied from may be older than its settings."""
+    os.environ.clear()
+    os.environ.update(environment)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     while True:
         cell, restart = pipe.recv()

@@ -28,7 +28,7 @@ from fedprompt.harness.cells.folder import REMEDY
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.federation.evaluation import Record
-from fedprompt.harness.federation.metrics import RECORD_COLUMNS, record_row
+from fedprompt.harness.federation.metrics import RECORD_COLUMNS
 from fedprompt.harness.federation.rounds import FederationState, RoundLog
 from fedprompt.harness.federation.training import stack_states, unstack_state
 from fedprompt.methods import State
@@ -62,9 +62,9 @@ class Table:
     def mark(self) -> tuple[int, str]:
         return self.size, self._hash.hexdigest()
 
-    def header(self) -> str:
+    def header(self) -> list[str]:
         with self.path.open(newline="") as file:
-            return file.readline()
+            return next(csv.reader(file), [])
 
     def read(self) -> pd.DataFrame:
         content = self.path.read_bytes()
@@ -183,14 +183,14 @@ class Journal:
 
 
 def record_rows(records: Iterable[Record], seed: int, partition_hash: str, header: bool) -> bytes:
-    rows = [(seed, *record_row(record), partition_hash[:16]) for record in records]
+    rows = [(seed, *record, partition_hash[:16]) for record in records]
     return _csv([("seed", *RECORD_COLUMNS, "partition"), *rows] if header and rows else rows)
 
 
-def round_rows(logs: Iterable[RoundLog], header: str = "") -> bytes:
+def round_rows(logs: Iterable[RoundLog], header: Sequence[str] = ()) -> bytes:
     """Rows of rounds.csv; the first ones, without a ``header`` so far, begin with it."""
     rows = [_row(log) for log in logs]
-    columns = next(csv.reader([header])) if header else list(rows[0])
+    columns = list(header or rows[0])
     for row in rows:
         if list(row) != columns:
             raise UserError(

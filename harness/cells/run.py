@@ -21,6 +21,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.memory import keep_freed_memory
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.counts import Counts
 from fedprompt.harness.federation.evaluation import Record, carry_out
 from fedprompt.harness.federation.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.federation.rounds import Federation, RoundLog
@@ -70,9 +71,11 @@ def run_cell(
         state, log = journal.state or federation.start(), journal.log
         partition.save(folder / "partition.npz")
         start_time, first_round = time.perf_counter(), state.round
+        counts = None if site.evaluate_all else Counts()
         for scheduled in federation.schedule(partition.unseen, after=state.round):
             log = federation.step(state, scheduled.cohort)
-            records = [record for wanted in scheduled.evaluations for record in carry_out(federation, state, wanted)]
+            wanted = scheduled.evaluations
+            records = [record for evaluation in wanted for record in carry_out(federation, state, evaluation, counts)]
             journal.append(state, log, records)
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round
@@ -106,7 +109,7 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     inputs = None
     if "layer inputs" in cls.needs and cls.input_depth(params) != 0:
         inputs = _layer_inputs(cell.dataset, cell.backbone, cls.input_depth(params), site)
-    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs)
+    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs, site.image_memory)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     rows = np.sort(np.concatenate([partition.train[client] for client in members]))
     examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])

@@ -17,6 +17,8 @@ class Site:
     threads: int = 1
     plugins: tuple[str, ...] = ()
     token_memory: int = 2**30  # bytes of frozen tokens that a process keeps; 0 computes them anew in every pass
+    image_memory: int = 0  # bytes of the device's memory for the images of a data set; 0 copies every batch
+    evaluate_all: bool = False  # count every client in every evaluation, also those that have not changed
     gpus_per_cell: float = 1.0  # that a Ray cluster sets aside; cells with a part of one share it
 
     def __post_init__(self) -> None:

@@ -93,6 +93,7 @@ class Tune:
     trials: int = 9  # of each study, at most
     protocol: Mapping[str, Any] = field(default_factory=dict)  # instead of the setting's; holds data out
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # instead of the methods' own, by parameter
+    shared: bool = False  # settings of a data set share a study, which is made in the first of them
 
 
 class Planned(NamedTuple):

@@ -41,6 +41,7 @@ TEXT = Shape("text", _is_text)
 NUMBER = Shape("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
 COUNT = Shape("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)
 WHOLE = Shape("a whole number above 0", lambda value: _is_whole(value) and value > 0)
+SWITCH = Shape("true or false", lambda value: isinstance(value, bool))
 SEEDS = Shape("a list of different whole numbers from 0 on", _is_seeds)
 TEXTS = Shape("a list of different texts", lambda value: _is_list(value, _is_text) and bool(value))
 NAMED_POLICIES = Shape(f"a list of {', '.join((*POLICIES, PAPER))}", TEXTS.fits)
@@ -68,7 +69,7 @@ SETTING = {
     "control": TEXT,
 }
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
-TUNING = {"seeds": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID}
+TUNING = {"seeds": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID, "shared": SWITCH}
 
 
 def check_shape(raw: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> None:

@@ -59,6 +59,16 @@ def add_site(parser: Parser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per cell (default 1)")
     keep = "GB of frozen tokens that a process keeps for encoders of prompts; 0 computes them in every pass (default 1)"
     parser.add_argument("--token-memory", type=float, default=1.0, metavar="GB", help=keep)
+    parser.add_argument(
+        "--image-memory",
+        type=float,
+        default=0.0,
+        metavar="GB",
+        help="of a GPU, to keep a data set's images if they fit",
+    )
+    parser.add_argument(
+        "--evaluate-all", action="store_true", help="count clients anew in every evaluation, changed or not"
+    )
 
 
 def load_plugins(args: Namespace) -> None:
@@ -82,12 +92,25 @@ def make_site(args: Namespace) -> "Site":
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
     if args.token_memory < 0:
         raise UserError(f"--token-memory {args.token_memory} is out of range; it must be 0 or more GB.")
+    if args.image_memory < 0:
+        raise UserError(f"--image-memory {args.image_memory} is out of range; it must be 0 or more GB.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
     on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
     device = args.device if on_cluster else choose_device(args.device)
     gpus = getattr(args, "gpus_per_cell", 1.0)
-    return Site(args.out, args.data_root, weights, device, args.threads, plugins, int(args.token_memory * 2**30), gpus)
+    return Site(
+        args.out,
+        args.data_root,
+        weights,
+        device,
+        args.threads,
+        plugins,
+        token_memory=int(args.token_memory * 2**30),
+        image_memory=int(args.image_memory * 2**30),
+        evaluate_all=args.evaluate_all,
+        gpus_per_cell=gpus,
+    )
 
 
 def whole_suite(args: Namespace) -> "Suite":

@@ -37,7 +37,8 @@ class CellBars:
         """``finished`` has the hashes of cells that ended before, ``names`` labels that differ from the cells' own."""
         self._bars = bars
         unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished}
-        self._labels = {key: names.get(key, cell.label) for key, cell in unfinished.items()}
+        self._labels = {cell.hash: names.get(cell.hash, cell.label) for cell in cells}
+        self._unfinished = frozenset(unfinished)
         self._remaining, self._begun = Remaining(unfinished, flops), monotonic()
         self._ended, self._total = len(finished), len(cells)
         self._all_cells = bars.add_task("cells", total=len(cells), completed=len(finished), until=None)
@@ -51,7 +52,7 @@ class CellBars:
         self._show_left()
 
     def finish(self, folder: Path) -> None:
-        if folder.name not in self._labels:  # finished before this session
+        if folder.name not in self._unfinished:  # finished before this session
             return
         self._end(folder.name)
         if self._bars.disable and self._total > 1:
@@ -61,7 +62,8 @@ class CellBars:
     def failed(self, cell: "Cell", reason: str) -> None:
         from fedprompt.harness.federation.rounds import failure_state
 
-        self._end(cell.hash)
+        if cell.hash in self._unfinished:  # else it is one that had finished, but is not believed any more
+            self._end(cell.hash)
         line = f"{failure_state(reason)}: {self._labels[cell.hash]}: {reason.removeprefix('diverged ')}"
         self._bars.console.print(line, soft_wrap=True, markup=False, highlight=False)
 

@@ -1,6 +1,8 @@
 """`fedprompt bench`: all cells of a suite."""
 
+import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedprompt.harness.cli import _options as options
@@ -17,6 +19,7 @@ EXAMPLES = (
     "bench smoke",
     "bench embedded --workers 2",
     "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0",
+    "bench cpu-office --resume-from results/reference/cpu-office",
     "bench paper --executor ray --gpus-per-cell 0.25",
 )
 
@@ -31,6 +34,9 @@ def add(commands: "Commands") -> None:
     options.add_untuned(parser)
     options.add_site(parser)
     options.add_tracking(parser)
+    parser.add_argument(
+        "--resume-from", type=Path, metavar="DIR", help="take finished cells from a published run of the same code"
+    )
     parser.add_argument("--restart", action="store_true", help="start every cell of the suite over")
     parser.add_argument(
         "--restart-cell", action="append", default=[], metavar="CELL", help="start one cell over, by its folder's name"
@@ -46,6 +52,8 @@ def bench(args: Namespace) -> int:
 
     suite = options.whole_suite(args)
     cells = options.selection(suite, args).cells()
+    if args.resume_from:
+        _restore(args.resume_from, cells, args.out)
     restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
     outcomes = run_and_record(cells, options.make_site(args), args, restart, suite, args.workers, args.executor)
     shown = still_holds(suite, options.tracking_uri(args), args.out)
@@ -57,6 +65,14 @@ def bench(args: Namespace) -> int:
 
         write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
+def _restore(folder: Path, cells: "Sequence[Cell]", out: Path) -> None:
+    from fedprompt.harness.report.reference import restore
+
+    taken, other = restore(folder, cells, out)
+    rest = f"; {other} others there are of other code or have other values" if other else ""
+    print(f"{taken} finished cells taken from {folder}{rest}", file=sys.stderr)
 
 
 def _named(names: "Sequence[str]", cells: "Sequence[Cell]", suite: str) -> set[str]:

@@ -40,10 +40,10 @@ def report(args: Namespace) -> None:
     suite = options.selected_suite(args)
     page = write_report(suite, options.tracking_uri(args), args.out, Console(), args.accept_code)
     if args.publish:
-        publish(suite, args.out, args.publish)
+        missing = publish(suite, args.out, args.publish)
         if suite.tuned:
             write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])
-        print(f"Published: {args.publish}")
+        print(" ".join(filter(None, (f"Published: {args.publish}.", missing))))
     if args.against:
         verdict = against(page.parent, args.against)
         print("\n".join(verdict.lines))

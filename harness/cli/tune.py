@@ -24,6 +24,9 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--methods", help="only these, separated by commas")
     parser.add_argument("--sampler", default="pattern", choices=("pattern", "tpe"), help="how points are proposed")
     parser.add_argument("--trials", type=int, help="budget of each study (default: the suite's)")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep what this code has tuned before, where only the tuned file is left"
+    )
     parser.add_argument("--storage", help="Optuna's database (default: optuna.db in the results folder)")
     options.add_workers(parser)
     options.add_site(parser)
@@ -40,7 +43,7 @@ def tune(args: Namespace) -> int:
     from fedprompt.harness.tuning.study import Study, open_storage
     from fedprompt.harness.tuning.study_tracker import StudyTracker
     from fedprompt.harness.tuning.tune import tune as run_studies
-    from fedprompt.harness.tuning.tuned import tuned_path
+    from fedprompt.harness.tuning.tuned import tuned_path, undecided
 
     site = options.make_site(args)
     suite = options.selected_suite(args)
@@ -49,10 +52,17 @@ def tune(args: Namespace) -> int:
         raise UserError(
             f"suite {suite.name!r} has nothing to search: give values in tune.grid, or choose other methods."
         )
+    path = tuned_path(suite, args.out)
+    if args.keep:
+        remaining = undecided(open_searches, path)
+        print(f"{len(open_searches) - len(remaining)} of {len(open_searches)} studies are kept from {path}")
+        open_searches = remaining
+    if not open_searches:
+        return 0
     url = args.storage or f"sqlite:///{(args.out / 'optuna.db').resolve()}"
     storage = open_storage(url, args.out)
     studies = [Study(search, storage, args.out) for search in open_searches]
-    tracker, path = StudyTracker(options.tracking_uri(args), args.out, suite.name), tuned_path(suite, args.out)
+    tracker = StudyTracker(options.tracking_uri(args), args.out, suite.name)
     with progress() as bar:
         whole = bar.add_task(f"points of {len(studies)} studies", total=None)
         rows: dict[str, Any] = {}

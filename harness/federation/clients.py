@@ -1,5 +1,6 @@
 """The clients' data: who holds which images, and how they become batches."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -27,8 +28,13 @@ class ClientData:
         features: Tensor | None = None,  # (images of the data set, d) where the method needs them
         device: torch.device | str = "cpu",
         layer_inputs: LayerInputs | None = None,  # where the method reads them
+        image_memory: int = 0,  # bytes of the device that images may take; with less than all, none are kept there
     ) -> None:
         self._images = dataset.images if "images" in needs else None
+        self._kept_images: Tensor | None = None
+        on_device = self._images is not None and torch.device(device).type != "cpu"
+        if on_device and math.prod(dataset.images.shape) <= image_memory:  # one byte per number
+            self._kept_images = torch.from_numpy(np.array(dataset.images[:])).to(device)
         self._labels = torch.from_numpy(np.array(dataset.labels))
         self._domains = torch.from_numpy(np.array(dataset.domains))
         self.domain_names = dataset.domain_names
@@ -72,14 +78,22 @@ class ClientData:
         mask = torch.arange(index.shape[1]) < torch.tensor(sizes)[:, None]
         packed = torch.cat(rows)
         images = features = inputs = torch.empty(0)  # what a method does not need is not there
-        if self._images is not None:
-            images = torch.from_numpy(self._images[packed.numpy()]).to(self.device)
+        if self._kept_images is not None:
+            images = self._kept_images[self._sent(packed)]
+        elif self._images is not None:
+            images = self._sent(torch.from_numpy(self._images[packed.numpy()]))
         if self._features is not None:
-            features = (self._features[index] * mask[..., None]).to(self.device)
+            features = self._sent(self._features[index] * mask[..., None])
         if self._layer_inputs is not None:
             inputs = self._layer_inputs(packed)
-        labels = ((self._labels[index] - self._first_label[split]) * mask).to(self.device)
+        labels = self._sent((self._labels[index] - self._first_label[split]) * mask)
         return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage, layer_inputs=inputs)
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """On the device. A GPU copies from pinned memory while the processor goes on."""
+        if torch.device(self.device).type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
 
     def epoch(
         self,

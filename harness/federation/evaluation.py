@@ -1,16 +1,19 @@
 """Evaluation: every client's accuracy on its own data, with no effect on what follows."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
+from fedprompt.harness.federation.counts import Counts
 from fedprompt.harness.federation.policy import is_finetuned
-from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.precision import passes_in
+from fedprompt.harness.federation.rounds import Federation, FederationState, require_finite
 from fedprompt.harness.federation.schedule import (
     Evaluation,
     Group,
@@ -24,8 +27,7 @@ from fedprompt.methods import State
 LOCAL = "local"
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """Test images of one domain of one client in one reading of a round: what every metric is computed from.
 
     A client's accuracy is sum(correct) / sum(total) over its domains. One without test data has a single record,
@@ -44,11 +46,23 @@ class Record:
     test_set: str = LOCAL  # the client's own images, or what all clients share: base, novel, target
 
 
-def carry_out(federation: Federation, state: FederationState, evaluation: Evaluation) -> list[Record]:
-    """Count correct predictions in the current state, of one stack of clients after the other."""
-    records = []
+def carry_out(
+    federation: Federation, state: FederationState, evaluation: Evaluation, counts: Counts | None = None
+) -> list[Record]:
+    """Count correct predictions in the current state, of one stack of clients after the other.
+
+    Clients whose earlier ``counts`` hold are not counted again; what is counted now is added to them.
+    """
+    records: list[Record] = []
     for groups in evaluation.stacks:
-        counted = (record for group in groups for record in _evaluate(federation, state, evaluation, group))
+        counted: list[Record] = []
+        for group in groups:
+            known, changed = counts.split(state, evaluation, group) if counts else ([], group)
+            counted += [Record(state.round, *record[1:]) for record in known]
+            if not changed.clients:
+                continue
+            with passes_in(federation.protocol.precision, federation.data.device):
+                counted += _evaluate(federation, state, evaluation, changed, counts)
         records += sorted(counted, key=_order)
     return records
 
@@ -78,16 +92,30 @@ def evaluate_unseen(
     return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
 
 
-def _evaluate(federation: Federation, state: FederationState, evaluation: Evaluation, group: Group) -> Iterator[Record]:
+def _evaluate(
+    federation: Federation, state: FederationState, evaluation: Evaluation, group: Group, counts: Counts | None
+) -> list[Record]:
     newcomers = evaluation.newcomers
     if group.epochs or newcomers:
         theta = adapt(federation, state, group.clients, group.epochs, newcomers, is_finetuned(evaluation.policy))
     else:
         theta = _held(federation, state, group.clients)
+    records: list[Record] = []
+    drawn = False
     for split in (evaluation.split, *evaluation.shared):
         sweep = evaluation.sweep and split == evaluation.split
-        for record in count_correct(federation, state, theta, group.clients, split, sweep):
-            yield replace(record, unseen=newcomers, policy=evaluation.policy)
+        rngs, fresh = _generators(federation, state, group.clients), _generators(federation, state, group.clients)
+        counted = count_correct(federation, state, theta, group.clients, split, sweep, rngs)
+        records += [record._replace(unseen=newcomers, policy=evaluation.policy) for record in counted]
+        drawn |= any(not torch.equal(a.get_state(), b.get_state()) for a, b in zip(rngs, fresh, strict=True))
+    if counts is not None and not drawn:
+        counts.keep(state, evaluation, group, records)
+    return records
+
+
+def _generators(federation: Federation, state: FederationState, clients: Sequence[int]) -> list[torch.Generator]:
+    """The random numbers that predictions of this round may take, for each client."""
+    return [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
 
 
 def adapt(
@@ -115,7 +143,8 @@ def adapt(
     stages = held_stages([method.adaptation(epochs)], adapting)
     once = method.fixed_inputs and epochs and stages[0].rates
     inputs = _head_inputs(federation, theta, clients) if once else None
-    adapted, _ = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
+    adapted, loss = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
+    require_finite({**adapted, "loss": loss}, clients, state.round, "loss or tensors adapted for the evaluation")
     return adapted
 
 
@@ -144,11 +173,12 @@ def count_correct(
     clients: Sequence[int],
     split: SplitName,
     sweep: bool = False,
+    rngs: Sequence[torch.Generator] | None = None,  # of the clients; by default those of the round
 ) -> list[Record]:
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
     data, protocol, is_shared = federation.data, federation.protocol, split in federation.shared_splits
     method = federation.novel if federation.novel and split == "novel" else federation.method
-    rngs = [torch_rng(federation.seed, "evaluation", "predict", state.round, client) for client in clients]
+    rngs = _generators(federation, state, clients) if rngs is None else rngs
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
     constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
     is_masked = protocol.mask_local_classes and not is_shared
@@ -157,6 +187,8 @@ def count_correct(
         batch = replace(plain, start=constants)
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
+            scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class
+            require_finite({"scores": scored}, clients, state.round, "predictions")
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
             hits.setdefault(samples, []).append((scores.argmax(-1) == batch.labels) & batch.mask)

@@ -5,7 +5,6 @@ Order matters: the minimum over clients is taken inside a round, then the mean o
 
 import math
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from statistics import harmonic_mean
 
 import pandas as pd
@@ -19,12 +18,11 @@ COUNTS = ("correct", "total")
 COMBINED = (LOCAL, "base", "novel")  # test sets of the harmonic mean
 
 
-RECORD_COLUMNS = tuple(Record.__dataclass_fields__)
-record_row = attrgetter(*RECORD_COLUMNS)
+RECORD_COLUMNS = Record._fields
 
 
 def records_frame(records: Iterable[Record]) -> pd.DataFrame:
-    return pd.DataFrame(map(record_row, records), columns=list(RECORD_COLUMNS))
+    return pd.DataFrame(list(records), columns=list(RECORD_COLUMNS))
 
 
 def with_accuracy(frame: pd.DataFrame) -> pd.DataFrame:

@@ -51,6 +51,11 @@ class Protocol:
     sweep: bool = option(
         False, "in reported rounds also count what other numbers of random draws predict, where a method averages some"
     )
+    precision: str = option(
+        "fp32",
+        "number format of passes on a GPU: full, TF32 in matrix products, or bfloat16 where autocast allows it",
+        choices=("fp32", "tf32", "bf16"),
+    )
     stack: int = option(0, "clients trained in one pass; 0 chooses by the memory a step needs", low=0)
 
     def __post_init__(self) -> None:

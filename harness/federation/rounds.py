@@ -13,6 +13,7 @@ from torch import Tensor
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.precision import passes_in, require_precision
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -33,9 +34,8 @@ DIAGNOSED = 4  # images of each client: a round's diagnostics are means over its
 class DivergedError(UserError):
     """Training left the range of numbers. The rate is too high for the method, the data or the backbone."""
 
-    def __init__(self, round_: int, client: int) -> None:
-        where = f"{DIVERGED}{round_}, client {client}"
-        super().__init__(f"{where}: loss or trained tensors are not finite; lower the learning rates.")
+    def __init__(self, round_: int, who: str, what: str = "loss or trained tensors") -> None:
+        super().__init__(f"{DIVERGED}{round_}, {who}: {what} are not finite; lower the learning rates.")
 
 
 @dataclass
@@ -92,6 +92,7 @@ class Federation:
 
         ``novel`` is the method again, for the classes that nobody trains on, if there are any and it can score them.
         """
+        require_precision(protocol.precision, data.device)
         self.method, self.data, self.protocol, self.seed = method, data, protocol, seed
         self.members: Clients = tuple(range(data.num_clients)) if members is None else tuple(members)
         self.stack = protocol.stack or auto_stack(method, protocol.batch_size)
@@ -131,11 +132,12 @@ class Federation:
         visits: dict[int, Visit] = {}
         for clients in in_stacks(selected, self.stack):
             received, theta = self.theta(state, clients)
-            trained, numbers = self._train(theta, clients, round_)
+            with passes_in(self.protocol.precision, self.data.device):
+                trained, numbers = self._train(theta, clients, round_)
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)
         visits = dict(sorted(visits.items()))  # sums are taken in one order, whatever order the clients trained in
-        state.server = self._aggregate(state.server, visits)
+        state.server = self._aggregate(state.server, visits, round_)
         state.personal = state.personal | {client: visit.personal for client, visit in visits.items()}
         state.local = state.local | {client: visit.local for client, visit in visits.items() if visit.local}
         state.round = round_
@@ -145,7 +147,7 @@ class Federation:
         """What ``clients`` hold after local training, statistics for the server included, and numbers to log."""
         stages = self.method.stages(self.protocol.epochs)
         trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
-        _require_finite(trained, loss, clients, round_)
+        require_finite({**trained, "loss": loss}, clients, round_)
         trained |= self.method.end_visit(trained, self.data.ordered(clients, "train", self.protocol.batch_size))
         return trained, {**self.diagnostics(trained, clients, round_), "loss": loss}
 
@@ -167,10 +169,13 @@ class Federation:
             for position, client in enumerate(clients)
         }
 
-    def _aggregate(self, server: State, visits: Mapping[int, Visit]) -> State:
+    def _aggregate(self, server: State, visits: Mapping[int, Visit], round_: int) -> State:
         clients = list(visits)
         uploads = stack_states([visit.upload for visit in visits.values()])
-        return self.method.aggregate(server, uploads, self.weights(clients), clients)
+        aggregated = self.method.aggregate(server, uploads, self.weights(clients), clients)
+        if not all(bool(tensor.isfinite().all()) for tensor in aggregated.values()):
+            raise DivergedError(round_, "server", "aggregated tensors")
+        return aggregated
 
     def diagnostics(self, theta: State, clients: Sequence[int], round_: int) -> State:
         """The method's own numbers on each client's first training images; consumes nothing of training."""
@@ -185,12 +190,12 @@ class Federation:
         return (sizes / sizes.sum()).to(self.data.device)
 
 
-def _require_finite(trained: State, loss: Tensor, clients: Sequence[int], round_: int) -> None:
-    """A client whose loss or tensors are no longer numbers ends the run: nothing after it would mean anything."""
-    tensors = [tensor.flatten(1) for tensor in trained.values() if tensor.is_floating_point() and tensor.dim() > 0]
-    finite = torch.stack([loss.isfinite(), *(tensor.isfinite().all(1) for tensor in tensors)]).all(0)
+def require_finite(stacked: State, clients: Sequence[int], round_: int, what: str = "loss or trained tensors") -> None:
+    """A client whose ``stacked`` tensors are no longer numbers ends the run: nothing after it would mean anything."""
+    per_client = [tensor.isfinite().unsqueeze(-1).flatten(1).all(1) for tensor in stacked.values() if tensor.dim()]
+    finite = torch.stack(per_client).all(0)
     if not bool(finite.all()):
-        raise DivergedError(round_, clients[int(finite.logical_not().nonzero()[0, 0])])
+        raise DivergedError(round_, f"client {clients[int(finite.logical_not().nonzero()[0, 0])]}", what)
 
 
 def failure_state(reason: str) -> str:

@@ -198,14 +198,14 @@ def _attended(
         query, value = query + to_query[:, : query.shape[1]], value + to_value
 
     def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+        return torch.unflatten(x, -1, (attention.num_heads, -1)).transpose(1, 2)
 
     query, key, value = attention.q_norm(heads(query)), attention.k_norm(heads(key)), heads(value)
     if key.shape[2] > FEW_KEYS or key.device.type not in {"cpu", "meta"}:
         gathered = F.scaled_dot_product_attention(query, key, value)
     else:
         shares = ((query * attention.scale).flatten(0, 1) @ key.flatten(0, 1).mT).softmax(-1)
-        gathered = (shares @ value.flatten(0, 1)).unflatten(0, (len(queries), -1))
+        gathered = torch.unflatten(shares @ value.flatten(0, 1), 0, (len(queries), -1))
     return gathered.transpose(1, 2).flatten(2)
 
 
@@ -215,11 +215,11 @@ def _few_queries(attention: Any, queries: Tensor, keys: Tensor) -> Tensor:
     """
     per_query, per_key, per_value = _projections(attention)
     shape = (attention.num_heads, attention.head_dim)
-    query = attention.q_norm(F.linear(queries, *per_query).unflatten(-1, shape)) * attention.scale
-    asked = torch.einsum("nrhe,hed->nrhd", query, per_key[0].unflatten(0, shape))
+    query = attention.q_norm(torch.unflatten(F.linear(queries, *per_query), -1, shape)) * attention.scale
+    asked = torch.einsum("nrhe,hed->nrhd", query, torch.unflatten(per_key[0], 0, shape))
     shares = (asked.flatten(1, 2) @ keys.mT).softmax(-1)
-    gathered = (shares @ keys).unflatten(1, (-1, shape[0]))
-    value = torch.einsum("nrhd,hed->nrhe", gathered, per_value[0].unflatten(0, shape)).flatten(2)
+    gathered = torch.unflatten(shares @ keys, 1, (-1, shape[0]))
+    value = torch.einsum("nrhd,hed->nrhe", gathered, torch.unflatten(per_value[0], 0, shape)).flatten(2)
     return value if per_value[1] is None else value + per_value[1]
 
 

@@ -5,18 +5,20 @@ All workers measure at once, so that they are in each other's way as much as the
 
 import json
 import math
-import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedprompt.harness.cells.cell import make_cell
+from fedprompt.harness.cells.processes import worker_context
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.core.fields import is_rate
@@ -85,7 +87,7 @@ def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
         return _timed(map, jobs, costs, site, workers), 0.0
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _plugins, (site.plugins,)) as pool:
+    with ProcessPoolExecutor(workers, worker_context(), _plugins, (site.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
@@ -175,16 +177,18 @@ def measure_overhead(dataset: str) -> Overhead:
         site = Site(out=Path(folder))
         tracker = Tracker(default_uri(site.out), site.out)
 
-        def run(rounds: int, seed: int) -> float:
-            begun = time.perf_counter()
+        def run(rounds: int, seed: int) -> tuple[float, list[float]]:
+            """Seconds of a cell, and those of each round after its first."""
+            begun, ends = time.perf_counter(), list[float]()
             protocol = {"rounds": rounds, "epochs": 0, "last": 1, "eval_every": rounds}
             cell = make_cell("fedvpt", dataset, "disjoint:clients=1,shots=1,test_shots=1", spec, seed, {}, protocol)
-            tracker.finish(run_cell(cell, site))
-            return time.perf_counter() - begun
+            tracker.finish(run_cell(cell, site, lambda _: ends.append(time.perf_counter())))
+            return time.perf_counter() - begun, [after - before for before, after in pairwise(ends)]
 
-        first, short, long = run(1, 0), run(1, 1), run(11, 2)
-    each = max(0.0, (long - short) / 10)
-    return Overhead(max(0.0, first - short), max(0.0, short - each), each)
+        (first, _), (second, rounds) = run(1, 0), run(11, 1)
+    each = statistics.median(rounds)
+    cell = max(0.0, second - sum(rounds) - each)
+    return Overhead(max(0.0, first - cell - each), cell, each)
 
 
 def _works(method: Method, clients: int, batch: int) -> dict[str, Callable[[], object]]:

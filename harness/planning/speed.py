@@ -23,16 +23,19 @@ from fedprompt.harness.core.memory import keep_freed_memory
 from fedprompt.harness.core.progress import track
 from fedprompt.harness.core.rng import numpy_rng, torch_rng
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.federation.evaluation import count_correct
+from fedprompt.harness.federation.counts import Counts
+from fedprompt.harness.federation.evaluation import carry_out, count_correct
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.federation.schedule import evaluations_now
 from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.model.features import frozen_features
 from fedprompt.harness.model.layer_inputs import LayerInputs
 from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
 from fedprompt.harness.planning.plain_loop import round_of
-from fedprompt.methods import Task, registry
+from fedprompt.methods import State, Task, registry
+from fedprompt.methods.fedvpt_d import FedVPTDeep
 
 Work = Callable[[], object]
 MICRO = BackboneSpec("micro-vit", "random", 32)  # speed does not depend on what the weights are
@@ -93,6 +96,48 @@ def _pictures(count: int, size: int) -> Dataset:
     return Dataset("pictures", images, labels, np.zeros(count, np.int64), np.zeros(count, bool), names, ("",), "")
 
 
+class LocalPrompts(FedVPTDeep):
+    """FedVPT-D with nothing shared, so that a round changes its cohort alone."""
+
+    name, title = "local-prompts", "Local prompts"
+
+    def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
+        return {}
+
+    def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
+        return {**self._head(rng), **self.init_prompts(rng)}
+
+
+def crowd(clients: int, selected: int = 5, images: int = 40, tested: int = 4) -> Work:
+    """A round of ``selected`` clients out of ``clients``, and the evaluation of all; they hold the same pictures."""
+    vit, dataset = _backbone(MICRO), _pictures(images + tested, MICRO.image_size)
+    train, test = ((part,) * clients for part in np.split(np.arange(images + tested), [images]))
+    data = ClientData(dataset, Partition(train, test, (np.empty(0, np.int64),) * clients), LocalPrompts.needs)
+    params: Any = build(LocalPrompts.Params, {"length": 2}, "local prompts")
+    method = LocalPrompts(params, vit, Task(dataset.class_names, data.counts(CLASSES), "local"))
+    rules = Protocol(
+        rounds=10**6,
+        epochs=1,
+        batch_size=16,
+        stack=20,
+        head="local",
+        participation=selected / clients,
+        never_sampled="as_is",
+        eval_every=1,
+    )
+    ready, counts = Federation(method, data, rules, seed=0), Counts()
+    state, rounds = ready.start(), ready.schedule()
+    for evaluation in evaluations_now(rules, 0, ready.members, (), rules.stack):
+        carry_out(ready, state, evaluation, counts)
+
+    def work() -> object:
+        scheduled = next(rounds)
+        ready.step(state, scheduled.cohort)
+        return [carry_out(ready, state, evaluation, counts) for evaluation in scheduled.evaluations]
+
+    return work
+
+
 def a_round(ready: Federation) -> object:
     return ready.step(ready.start())
 
@@ -140,6 +185,7 @@ def compare(turns: int = 5) -> Iterator[Line]:
     for batch_size, aim in PLAIN.items():
         yield _plain(batch_size, aim, turns)
     yield _share_of_matmul(turns)
+    yield _many_clients(turns)
 
 
 def _rounds(name: str, sizes: dict[str, Any], turns: int) -> Iterator[Line]:
@@ -187,6 +233,14 @@ def _share_of_matmul(turns: int) -> Line:
     speed = 32 * counted.train_flops / counted.images / spent["step"]
     share = speed / (2 * side**3 / spent["matmul"])
     return Line("ViT-Tiny training step at 128 px, share of the measured matmul speed", share, 0.6, at_most=False)
+
+
+def _many_clients(turns: int) -> Line:
+    """A first evaluation counts everybody; from then on, only who changed."""
+    ways = {"few": crowd(100), "many": crowd(10_000)}
+    spent = seconds(ways, turns, "100 and 10,000 clients")
+    work = "a round of five and the evaluation of who changed, 10,000 clients over 100, nothing shared"
+    return Line(work, spent["many"] / spent["few"], 1.2)
 
 
 def save(lines: list[Line], folder: Path) -> Path:

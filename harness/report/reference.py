@@ -1,23 +1,29 @@
 """Published runs: a report with all records behind it, small enough to commit, and a comparison of your runs with it.
 
-cells.jsonl.gz    every cell, with its hash, partition hash, data checksum and environment
-records.csv.gz    every record of every cell
+cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum, environment), rounds.csv
+records.csv.gz    every record of every finished cell
+partitions/       who has what: one file per partition, named by its hash
 suite.toml        the suite; tuned.toml the values it ran with
 cells.csv, tables.csv, report.md, figures/    as `fedprompt report` writes them
-README.md         the commands that make it
+README.md         what is missing, if anything is; versions; the commands that make it
+
+`restore` makes run folders of them again.
 """
 
 import gzip
 import io
 import json
 import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedprompt.harness.cells.cell import Cell, cell_from_json
-from fedprompt.harness.cells.folder import is_done, run_folder
+from fedprompt.harness.cells.folder import LockedError, finish, is_done, open_folder, run_folder
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import suite_path
 from fedprompt.harness.core.errors import UserError
@@ -25,41 +31,95 @@ from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.against import compare_runs
 from fedprompt.harness.report.collect import METRICS
 
-CELLS, RECORDS = "cells.jsonl.gz", "records.csv.gz"
+CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
 REPORT_FILES = ("cells.csv", "tables.csv", "report.md")
 NAMED = ["table", "setting", "title", "policy", "metric"]
-COMMANDS = (("tune", ""), ("bench", ""), ("report", " --publish DIR"))
+PACKAGES = ("fedprompt-bench", "torch", "timm", "numpy", "pillow")
+UNTOLD = 1.0  # points that a single seed may differ by
 LISTED = 20  # differences that are listed one by one
 
 
-def publish(suite: Suite, out: Path, folder: Path) -> None:
-    """Write the runs and the report of a finished suite to ``folder``."""
+def publish(suite: Suite, out: Path, folder: Path) -> str:
+    """Write the report and all finished runs of a suite to ``folder``; returns what is missing, in one sentence."""
     report, cells = out / "report" / suite.name, suite.cells()
-    unfinished = [cell for cell in cells if not is_done(run_folder(out, cell))]
-    if unfinished:
-        raise UserError(
-            f"{len(unfinished)} of {len(cells)} cells are not finished in {out}, such as {unfinished[0].label}; "
-            f"complete them with: fedprompt bench {suite.name}"
-        )
+    finished = [cell for cell in cells if is_done(run_folder(out, cell))]
+    if not finished:
+        raise UserError(f"no cell of suite {suite.name!r} is finished in {out}; run: fedprompt bench {suite.argument}")
+    _check_nothing_is_lost({cell.hash: cell for cell in cells}, finished, folder, suite)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(_described(out, cell), sort_keys=True) for cell in cells]
+    for name in (PARTITIONS, "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / PARTITIONS).mkdir()
+    lines = [json.dumps(_described(run_folder(out, cell), cell, folder), sort_keys=True) for cell in finished]
     write_atomic(folder / CELLS, _packed("\n".join(lines) + "\n"))
-    records = pd.concat([_records(out, cell) for cell in cells], ignore_index=True)
+    records = pd.concat([_records(out, cell) for cell in finished], ignore_index=True)
     write_atomic(folder / RECORDS, _packed(records.to_csv(index=False, lineterminator="\n")))
     for name in REPORT_FILES:
         write_atomic(folder / name, (report / name).read_bytes())
     write_atomic(folder / "suite.toml", suite_path(suite.file or suite.name).read_bytes())
-    shutil.rmtree(folder / "figures", ignore_errors=True)
     shutil.copytree(report / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.pdf"))
-    words = [(word, more) for word, more in COMMANDS if word != "tune" or suite.tuned]
-    commands = "".join(f"    fedprompt {word} {suite.name}{more}\n" for word, more in words)
-    write_atomic(folder / "README.md", f"# {suite.title}\n\n{len(cells)} cells. Made by\n\n{commands}".encode())
+    missing = _missing(cells, finished)
+    write_atomic(folder / "README.md", _readme(suite, len(finished), missing).encode())
+    return missing
 
 
-def _described(out: Path, cell: Cell) -> dict[str, object]:
-    summary = json.loads((run_folder(out, cell) / "summary.json").read_text())
-    facts = {name: summary[name] for name in ("partition_hash", "data_checksum", "environment") if name in summary}
-    return {"hash": cell.hash, "cell": json.loads(cell.to_json()), **facts}
+def _check_nothing_is_lost(wanted: Mapping[str, Cell], finished: Sequence[Cell], folder: Path, suite: Suite) -> None:
+    if not (folder / CELLS).exists():
+        return
+    lost = (published_cells(folder).keys() & wanted.keys()) - {cell.hash for cell in finished}
+    if lost:
+        raise UserError(
+            f"{folder} has {len(lost)} finished cells that are not finished here, such as {wanted[min(lost)].label}; "
+            f"take them with: fedprompt bench {suite.argument} --resume-from {folder}"
+        )
+
+
+def _missing(cells: Sequence[Cell], finished: Sequence[Cell]) -> str:
+    """How many cells are not finished, by method; empty if none."""
+    hashes = {cell.hash for cell in finished}
+    by_method = Counter(cell.method for cell in cells if cell.hash not in hashes)
+    if not by_method:
+        return ""
+    listed = ", ".join(f"{method} {count}" for method, count in by_method.items())
+    return f"Incomplete: {by_method.total()} of {len(cells)} cells are not finished ({listed})."
+
+
+def _readme(suite: Suite, finished: int, missing: str) -> str:
+    """What there is, what is missing, and the commands that make it."""
+    backbone, embedded = suite.backbone, {"glyph-domains", "glyph-100"}
+    weights = f" --weights FILE  # {backbone.weights}" if _is_own_file(suite) else ""
+    data = "" if {setting.dataset for setting in suite.settings} <= embedded else " --data-root DIR"
+    words = [*(["tune"] if suite.tuned else []), "bench"]
+    lines = [f"    fedprompt {word} {suite.name}{data}{weights}" for word in words]
+    lines.append(f"    fedprompt report {suite.name} --publish DIR{weights}")
+    about = [f"{finished} cells.", *([missing] if missing else [])]
+    packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    return f"# {suite.title}\n\n{' '.join(about)} Published with {packages}. Made by\n\n" + "\n".join(lines) + "\n"
+
+
+def _is_own_file(suite: Suite) -> bool:
+    """Whether the weights come from a file that is not part of the package."""
+    return suite.backbone.weights.startswith("sha256:") and not suite.backbone.name.startswith("micro-")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _described(run: Path, cell: Cell, folder: Path) -> dict[str, object]:
+    """All that the run folder holds beside the records; its partition goes to a file of its own."""
+    summary = json.loads((run / "summary.json").read_text())
+    if (run / "partition.npz").exists():
+        shutil.copyfile(run / "partition.npz", _partition_file(folder, summary))
+    rounds = (run / "rounds.csv").read_text() if (run / "rounds.csv").exists() else ""
+    return {"hash": cell.hash, "cell": json.loads(cell.to_json()), "summary": summary, "rounds": rounds}
+
+
+def _partition_file(folder: Path, summary: Mapping[str, Any]) -> Path:
+    return folder / PARTITIONS / f"{summary['partition_hash'][:16]}.npz"
 
 
 def _records(out: Path, cell: Cell) -> pd.DataFrame:
@@ -78,13 +138,52 @@ def _packed(text: str) -> bytes:
 
 def published_cells(folder: Path) -> dict[str, Cell]:
     """The cells of a published run, by their hash there."""
-    with gzip.open(folder / CELLS, "rt", encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    return {line["hash"]: cell_from_json(json.dumps(line["cell"])) for line in lines}
+    return {line["hash"]: cell_from_json(json.dumps(line["cell"])) for line in _lines(folder)}
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    try:
+        with gzip.open(folder / CELLS, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{folder / CELLS} cannot be read ({error}); give a folder that was published.") from error
 
 
 def published_records(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / RECORDS, dtype={"partition": str})
+
+
+class Restored(NamedTuple):
+    taken: int
+    other: int  # published cells that are none of those wanted: of other code, or with other values
+
+
+def restore(folder: Path, cells: Iterable[Cell], out: Path) -> Restored:
+    """Make finished run folders of the published cells among ``cells``, unless ``out`` has them already.
+
+    A cell's hash covers the code that computes it, so what other code has computed is not taken.
+    """
+    wanted = {cell.hash: cell for cell in cells}
+    lines = {line["hash"]: line for line in _lines(folder)}
+    taken = [key for key in lines.keys() & wanted.keys() if "summary" in lines[key]]
+    taken = [key for key in taken if not is_done(run_folder(out, wanted[key]))]
+    records = published_records(folder)
+    parts = {str(key): part for key, part in records[records["cell"].isin(taken)].groupby("cell")}
+    count = 0
+    for key in taken:
+        run, summary = run_folder(out, wanted[key]), lines[key]["summary"]
+        try:
+            with open_folder(run, wanted[key], restart=True):
+                table = parts[key].drop(columns="cell").to_csv(index=False, lineterminator="\n")
+                write_atomic(run / "records.csv", table.encode())
+                write_atomic(run / "rounds.csv", lines[key]["rounds"].encode())
+                if _partition_file(folder, summary).exists():
+                    write_atomic(run / "partition.npz", _partition_file(folder, summary).read_bytes())
+                finish(run, summary)
+                count += 1
+        except LockedError:  # another process is at it
+            continue
+    return Restored(count, len(lines.keys() - wanted.keys()))
 
 
 class Verdict(NamedTuple):
@@ -100,11 +199,14 @@ def against(report: Path, folder: Path) -> Verdict:
         raise UserError(f"{folder} has no cells.csv; --against takes a folder such as results/reference/embedded.")
     table = compare_runs(*(_numbers(pd.read_csv(place / "cells.csv")) for place in (report, folder)))
     both = table.dropna(subset=["ours", "theirs"])
+    if both["error"].isna().all():  # one seed: nothing is known of its spread
+        both = both.assign(differs=both["difference"].abs() > UNTOLD)
     if both.empty:
         raise UserError(f"no finished cell of the suite is among those of {folder}; run the suite first.")
     differing, equal = both[both["differs"]], int((both["difference"] == 0).sum())
     largest = both["difference"].abs().max()
-    summary = f"{len(differing)} of {len(both)} numbers differ from" if len(differing) else "same as"
+    same = "same as" if equal == len(both) else "same, as far as the seeds can tell, as"
+    summary = f"{len(differing)} of {len(both)} numbers differ from" if len(differing) else same
     lines = [
         f"{summary} {folder}: {len(both)} numbers compared, {equal} equal to the last digit, largest difference "
         f"{largest:.2f} points.",
@@ -128,7 +230,6 @@ def _difference(name: object, line: "pd.Series[float]") -> str:
     assert isinstance(name, tuple)
     table, setting, title, policy, metric = name
     where = f"{title}, {table}, {setting}, {policy}, {METRICS[metric]}"
-    return (
-        f"differs: {where}: {line['ours']:.2f} here, {line['theirs']:.2f} there "
-        f"({line['difference']:+.2f} points; the seeds alone explain about {2 * line['error']:.2f})"
-    )
+    spread = "one seed" if pd.isna(line["error"]) else f"the seeds alone explain about {2 * line['error']:.2f}"
+    values = f"{line['ours']:.2f} here, {line['theirs']:.2f} there"
+    return f"differs: {where}: {values} ({line['difference']:+.2f} points; {spread})"

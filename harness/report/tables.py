@@ -94,7 +94,7 @@ def _gain(number: "pd.Series[Any]") -> Entry:
     if number["control"]:
         return Entry("control")
     if pd.isna(number["gain"]):
-        return Entry(MISSING)
+        return _absent(number)
     low, high = (f"{edge:.1f}".replace("-", "−") for edge in (number["gain_low"], number["gain_high"]))
     text = f"{number['gain']:+.1f}".replace("-", "−")
     return Entry(f"{text} [{low}, {high}]", marks=DIFFERENT if number["gain_p_adjusted"] < LEVEL else "")
@@ -127,9 +127,11 @@ def _spread(group: ColumnGroup, keys: Sequence[str], main: str, others: Sequence
         )
     if lines[DECILES].notna().any(axis=None):
         for decile in DECILES:
-            values = lines[decile].to_dict()
-            texts = ["" if k not in values else MISSING if pd.isna(values[k]) else f"{values[k]:.1f}" for k in keys]
-            yield Column(group.heading, f"{decile[1:]} %", tuple(map(Entry, texts)))
+            shares = {
+                str(key): _absent(number) if pd.isna(number[decile]) else Entry(f"{number[decile]:.1f}")
+                for key, number in lines.iterrows()
+            }
+            yield Column(group.heading, f"{decile[1:]} %", tuple(shares.get(key, BLANK) for key in keys))
 
 
 def vsweep(title: str, part: pd.DataFrame) -> Grid:
@@ -166,13 +168,9 @@ def _entries(numbers: pd.DataFrame, keys: Sequence[Any]) -> tuple[Entry, ...]:
 
 def result_entry(number: pd.Series) -> Entry:
     """Mean and deviation of one number, or why there is none."""
-    if number["status"] == "failed":
-        return Entry(FAILED)
-    if number["status"] == "diverged":
-        return Entry(DIVERGED)
     if number["status"] != "finished" or pd.isna(number["mean"]):
         impossible = number["status"] == "finished" and number["metric"] in ("novel_average", "harmonic_mean")
-        return Entry(NOT_APPLICABLE if impossible else MISSING)
+        return Entry(NOT_APPLICABLE) if impossible else _absent(number)
     text = mean_and_spread(number["mean"], number["std"])
     without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
     below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
@@ -182,6 +180,11 @@ def result_entry(number: pd.Series) -> Entry:
     if number["seeds"] < number["seeds_expected"]:
         return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below, marks=marks)
     return Entry(text, below, bold=bool(number["leads"]), marks=marks)
+
+
+def _absent(number: "pd.Series[Any]") -> Entry:
+    """In place of a number that is not there: what became of its cells."""
+    return Entry(str(number["status"]) if number["status"] in (FAILED, DIVERGED) else MISSING)
 
 
 def mean_and_spread(mean: float, std: float) -> str:

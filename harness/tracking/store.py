@@ -2,11 +2,13 @@
 
 import logging
 import os
+import shutil
 import sqlite3
 import textwrap
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +18,7 @@ from filelock import FileLock
 from fedprompt.datasets import short_name
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.files import cache_dir
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -71,10 +74,50 @@ def make_database(uri: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
-        connect(f"sqlite:///{scratch}").search_experiments(max_results=1)
+        if not _copy_template(scratch):
+            connect(f"sqlite:///{scratch}").search_experiments(max_results=1)
+            _keep_template(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _template() -> Path:
+    """A database of this version of MLflow with empty tables: making one takes seconds, copying it none."""
+    return cache_dir() / f"mlflow-{version('mlflow')}.db"
+
+
+def _copy_template(path: Path) -> bool:
+    """Whether ``path`` is now a copy of the template; a damaged template is removed."""
+    try:
+        template = _template()
+        shutil.copyfile(template, path)
+    except (OSError, UserError):
+        return False
+    with closing(sqlite3.connect(path)) as database:
+        try:
+            if database.execute("PRAGMA integrity_check").fetchone() == ("ok",) and not _is_half_made(path):
+                return True
+        except sqlite3.DatabaseError:
+            pass
+    for broken in (path, template):
+        broken.unlink(missing_ok=True)
+    return False
+
+
+def _keep_template(path: Path) -> None:
+    """Keep a copy of the new database ``path``, without the experiment that MLflow adds: it names a folder."""
+    with suppress(OSError, sqlite3.Error, UserError):  # without it, the next database takes as long as this one
+        template = _template()
+        template.parent.mkdir(parents=True, exist_ok=True)
+        scratch = template.with_name(f".{template.name}-{uuid.uuid4().hex}")
+        try:
+            shutil.copyfile(path, scratch)
+            with closing(sqlite3.connect(scratch)) as database, database:
+                database.execute("DELETE FROM experiments")
+            scratch.replace(template)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def _is_half_made(path: Path) -> bool:
@@ -83,7 +126,7 @@ def _is_half_made(path: Path) -> bool:
         try:
             if database.execute("SELECT count(*) FROM runs").fetchone()[0]:
                 return False
-            [(version,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
+            [(revision,)] = database.execute("SELECT version_num FROM alembic_version").fetchall()
         except sqlite3.OperationalError as error:
             return "no such table" in str(error)
         except (sqlite3.DatabaseError, ValueError):  # not a database of MLflow, which will say so
@@ -91,7 +134,7 @@ def _is_half_made(path: Path) -> bool:
     _settle()
     from mlflow.store.db.utils import _get_latest_schema_revision
 
-    return bool(version != _get_latest_schema_revision())  # type: ignore[no-untyped-call]
+    return bool(revision != _get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -148,11 +148,20 @@ def cell_key(cell: Cell) -> Key:
     return cell.method, cell.dataset, cell.partition, cell.protocol.head
 
 
+def study_keys(suite: Suite) -> dict[Key, Key]:
+    """For the key of every cell, that of the study whose values it has: its own unless the suite shares studies."""
+    keys = dict.fromkeys(cell_key(cell) for cell in suite.cells())
+    if not suite.tune.shared:
+        return {key: key for key in keys}
+    first: dict[tuple[str, str, str], Key] = {}
+    return {key: first.setdefault((key[0], key[1], key[3]), key) for key in keys}
+
+
 def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) -> list[Search]:
     """One search per training of a method in the suite; none where a method has nothing to search.
 
     Variants use the values of their method, the rows of an ablation those of its reference. Where settings share a
-    partition, the protocol of the first one counts.
+    partition or, by the suite's wish, all their studies, the first one counts.
     """
     budget = suite.tune.trials if trials is None else trials
     if budget < 1:
@@ -174,11 +183,12 @@ def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) 
 def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
     """The entries that show each training, of the first setting that has it: one per policy, or several."""
     entries: dict[Key, list[Planned]] = {}
+    studies = study_keys(suite)
     for planned in suite.planned():
         setting = planned.setting
         compared = setting.kind == "ablation" and setting.reference not in ("", planned.row.key)
         if planned.cell.seed == suite.seeds[0] and not compared:
-            same = entries.setdefault(cell_key(planned.cell), [])
+            same = entries.setdefault(studies[cell_key(planned.cell)], [])
             if not same or same[0].setting is setting:
                 same.append(planned)
     return entries

@@ -28,7 +28,17 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import build
 from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Result, Search, best_result, cell_key, portable, searches
+from fedprompt.harness.tuning.search import (
+    KEY_NAMES,
+    Key,
+    Result,
+    Search,
+    best_result,
+    cell_key,
+    portable,
+    searches,
+    study_keys,
+)
 from fedprompt.methods import registry
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
@@ -174,6 +184,17 @@ def tuned_path(suite: Suite, out: Path) -> Path:
     return out / "tuned" / f"{suite.name}.toml"
 
 
+def undecided(wanted: Iterable[Search], path: Path) -> list[Search]:
+    """The searches that ``path`` has no outcome of: by the same code, with at least as many trials, none failed."""
+    entries = {entry.study: entry for entry in read_tuned(path)} if path.exists() else {}
+
+    def is_decided(search: Search) -> bool:
+        entry = entries.get(search.name.replace(search.key[1], portable(search.key[1])))
+        return entry is not None and entry.trials >= search.trials and not entry.failed
+
+    return [search for search in wanted if not is_decided(search)]
+
+
 def load_tuned(path: Path) -> dict[Key, Mapping[str, Any]]:
     """The tuned parameters as `Suite.tuned` has them."""
     return {entry.key: entry.params for entry in read_tuned(path)}
@@ -218,8 +239,7 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     for choice in choices:
         if choice.path.stem == suite.name:
             by_key.setdefault(choice.entry.key, choice)
-    keys = dict.fromkeys(cell_key(cell) for cell in suite.cells())
-    return [by_key[key] for key in keys if key in by_key]
+    return [by_key[key] for key in dict.fromkeys(study_keys(suite).values()) if key in by_key]
 
 
 def with_tuned(suite: Suite, out: Path) -> Suite:
@@ -234,7 +254,8 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
             raise UserError(f"seed {seed} is one that {file} was tuned on; choose others, or pass --untuned.")
         build(registry().get(entry.method).Params, entry.params, f"{file}: parameters of {entry.method}")
     _warn_of_outdated(suite, choices)
-    tuned = {entry.key: entry.params for entry, _ in choices}
+    params = {entry.key: entry.params for entry, _ in choices}
+    tuned = {key: params[study] for key, study in study_keys(suite).items() if study in params}
     if choices:
         cells = suite.cells()
         count = sum(cell_key(cell) in tuned for cell in cells)

@@ -6,6 +6,7 @@ takes from what starting takes; seconds are wall-clock seconds, because Flower's
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -155,6 +156,7 @@ def timed(run: Runner, ready: Federation, rounds: int) -> tuple[float, State]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    os.environ["RAY_ADDRESS"] = "local"  # not a cluster of another version that happens to run here
     table = Table("batch size", "way", "seconds per round", "over fedprompt", "start-up, s", "largest difference")
     found: list[dict[str, Any]] = []
     for batch_size in [int(text) for text in sys.argv[1:]] or (32, 16, 4, 2):

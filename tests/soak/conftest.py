@@ -34,6 +34,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in FIGURES:
         terminalreporter.write_line(line)
     lost = len(terminalreporter.stats.get("failed", [])) + len(terminalreporter.stats.get("error", []))
-    if exitstatus == pytest.ExitCode.INTERRUPTED:
-        terminalreporter.write_line("stopped before the end")
-    terminalreporter.write_line(f"{lost} properties violated; SOAK_SEED={SEED}" if lost else "nothing lost")
+    if lost:
+        terminalreporter.write_line(f"{lost} properties violated; SOAK_SEED={SEED}")
+    elif exitstatus == pytest.ExitCode.INTERRUPTED:
+        terminalreporter.write_line("stopped before the end: what is not listed above was not tried")
+    else:
+        terminalreporter.write_line("nothing lost")

@@ -173,9 +173,18 @@ def test_diagnostics_are_columns_with_names_that_stay() -> None:
     header, row = round_rows([log]).decode().splitlines()
     assert header.endswith(',diagnostics/kl,"diagnostics/a,b"')
     assert row == "1,0 2,0.5,6,6,24,24,0.1,2.0"
-    assert round_rows([log], header + "\n").decode() == row + "\n"
+    columns = [*header.split(",")[:-2], "diagnostics/a,b"]
+    assert round_rows([log], columns).decode() == row + "\n"
     with pytest.raises(UserError, match="same names in every round"):
-        round_rows([RoundLog(2, (0,), 0.5, 6, 6, 24, 24)], header + "\n")
+        round_rows([RoundLog(2, (0,), 0.5, 6, 6, 24, 24)], columns)
+
+
+def test_a_diagnostic_may_have_any_name(tmp_path: Path) -> None:
+    journal, names = open_journal(tmp_path), {"KL(q||p)": 0.5, "two\nlines": 1.0, "": 2.0}
+    for round_ in (1, 2):
+        state = FederationState(round_, {}, {0: {"head": torch.ones(1)}})
+        journal.append(state, RoundLog(round_, (0,), 0.5, 1, 1, 4, 4, names), ())
+    assert journal.rounds.read()["diagnostics/two\nlines"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.slow

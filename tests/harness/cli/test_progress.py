@@ -35,6 +35,16 @@ def test_without_a_terminal_every_cell_that_ends_is_one_line(
     assert "about" in lines[0]
 
 
+def test_a_finished_cell_that_is_not_believed_any_more_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    before, cell = a_cell(seed=0), a_cell(seed=1)
+    with progress() as bars:
+        shown = CellBars(bars, [before, cell], {before.hash}, {}, {})
+        shown.failed(before, "records.csv is not what the finished run wrote")
+        assert bars.tasks[0].completed == 1
+    line = "failed: FedVPT m=1 s0 local: records.csv is not what the finished run wrote"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_count_and_time_fit_eighty_columns_whatever_the_label() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     bars = Progress(*progress().columns, console=console)

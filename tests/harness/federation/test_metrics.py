@@ -1,7 +1,5 @@
 """Accuracies of three clients over twelve rounds, chosen so that every wrong order gives another number."""
 
-from dataclasses import replace
-
 import pytest
 
 from fedprompt.harness.federation.evaluation import Record
@@ -92,7 +90,7 @@ def test_domains_of_a_client_are_added_up_before_anything_else() -> None:
 
 def test_the_finetuned_reading_has_keys_of_its_own() -> None:
     trained = table([(0.5, 0.7)] * 2)
-    finetuned = [replace(record, correct=record.correct + 10, policy="global_then_ft") for record in trained]
+    finetuned = [record._replace(correct=record.correct + 10, policy="global_then_ft") for record in trained]
     alone, both = (summarise(records_frame(records), 2, 10, "finetune") for records in (trained, trained + finetuned))
     assert {key: both[key] for key in alone} == alone
     assert both.keys() - alone.keys() == {f"{key}_ft" for key in alone}
@@ -110,15 +108,15 @@ def test_a_summary_says_whether_accuracy_still_moves() -> None:
 
 def test_draws_of_the_sweep_do_not_count_in_tables() -> None:
     own = table([ODD, EVEN])
-    swept = [replace(record, correct=0, samples=v) for record in own for v in (1, 2)]
+    swept = [record._replace(correct=0, samples=v) for record in own for v in (1, 2)]
     plain, mixed = (summarise(records_frame(records), 2, 10, "finetune") for records in (own, own + swept))
     assert {key: mixed[key] for key in plain} == plain
 
 
 def test_each_v_has_its_own_mean_over_clients_then_rounds() -> None:
     own = table([ODD, EVEN])
-    swept = [replace(record, samples=1) for record in own]
-    swept += [replace(record, correct=100, samples=2) for record in own]
+    swept = [record._replace(samples=1) for record in own]
+    swept += [record._replace(correct=100, samples=2) for record in own]
     summary = summarise(records_frame(own + swept), 2, 1, "finetune")
     assert summary["average_samples_1"] == pytest.approx(2.2 / 3)  # the last round alone
     assert summary["average_samples_2"] == 1.0

@@ -90,4 +90,4 @@ def test_workers_count_what_one_process_does() -> None:
 @pytest.mark.usefixtures("shared_cache")
 def test_the_start_of_a_suite_costs_more_than_a_round() -> None:
     found = measure_overhead("glyph-domains")
-    assert found.start > found.round >= 0  # a timed difference, which noise may hide
+    assert found.start > found.round > 0

@@ -1,5 +1,6 @@
 """Published runs, and one's own against them."""
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
@@ -7,15 +8,18 @@ import pytest
 from support.report_suites import every_kind, report, run_all
 from support.run_folders import new_store
 
-from fedprompt.harness.cells.folder import run_folder
+from fedprompt.harness.cells.cell import Cell
+from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report import reference
-from fedprompt.harness.report.reference import against, publish, published_cells, published_records
+from fedprompt.harness.report.reference import against, publish, published_cells, published_records, restore
+
+Published = tuple[Suite, Path, Path]
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Suite, Path, Path]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     """A suite, the results folder it was run in, and where it is published."""
     out, suite = tmp_path_factory.mktemp("results"), every_kind()
     uri = new_store(out)
@@ -30,7 +34,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Suite, Path, Pa
     return suite, out, place
 
 
-def test_every_cell_and_record_is_there(published: tuple[Suite, Path, Path]) -> None:
+def test_every_cell_and_record_is_there(published: Published) -> None:
     suite, out, place = published
     cells = published_cells(place)
     assert list(cells.values()) == suite.cells()
@@ -41,27 +45,79 @@ def test_every_cell_and_record_is_there(published: tuple[Suite, Path, Path]) -> 
     pd.testing.assert_frame_equal(kept, expected)
 
 
-def test_publishing_again_gives_the_same_bytes(published: tuple[Suite, Path, Path], tmp_path: Path) -> None:
+def test_publishing_again_gives_the_same_bytes(published: Published, tmp_path: Path) -> None:
     suite, out, place = published
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "suite_path", lambda _: place / "suite.toml")
-        publish(suite, out, tmp_path)
+    assert publish_again(suite, out, place, tmp_path) == ""
     for name in (reference.CELLS, reference.RECORDS):
         assert (tmp_path / name).read_bytes() == (place / name).read_bytes()
 
 
-def test_a_suite_that_is_not_finished_is_not_published(
-    published: tuple[Suite, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def publish_again(suite: Suite, out: Path, place: Path, folder: Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "suite_path", lambda _: place / "suite.toml")
+        return publish(suite, out, folder)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
+    """As if the cell were not finished."""
+    monkeypatch.setattr(reference, "is_done", lambda folder: folder.name != cell.hash and is_done(folder))
+
+
+def test_a_partial_publication_says_what_is_missing(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suite, out, _ = published
-    last = suite.cells()[-1]
-    monkeypatch.setattr(reference, "is_done", lambda folder: folder.name != last.hash)
-    with pytest.raises(UserError, match=f"1 of {len(suite.cells())} cells are not finished"):
-        publish(suite, out, tmp_path / "place")
-    assert not (tmp_path / "place").exists()
+    suite, out, place = published
+    last, count = suite.cells()[-1], len(suite.cells())
+    without(monkeypatch, last)
+    missing = publish_again(suite, out, place, tmp_path / "part")
+    assert missing == f"Incomplete: 1 of {count} cells are not finished ({last.method} 1)."
+    assert f"{count - 1} cells. {missing} Published with" in (tmp_path / "part" / "README.md").read_text()
+    assert last.hash not in published_cells(tmp_path / "part")
 
 
-def test_the_same_runs_are_the_same(published: tuple[Suite, Path, Path]) -> None:
+def test_a_publication_does_not_replace_cells_that_are_not_at_hand(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite, out, place = published
+    without(monkeypatch, suite.cells()[-1])
+    with pytest.raises(UserError, match=r"has 1 finished cells that are not finished here.*--resume-from"):
+        publish_again(suite, out, place, place)
+
+
+def test_nothing_finished_is_not_published(published: Published, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no cell of suite 'tiny' is finished"):
+        publish(published[0], tmp_path, tmp_path / "place")
+
+
+def test_published_cells_become_the_run_folders_that_they_were(published: Published, tmp_path: Path) -> None:
+    suite, out, place = published
+    assert restore(place, suite.cells(), tmp_path).taken == len(suite.cells())
+    for cell in suite.cells():
+        for name in ("cell.json", "records.csv", "rounds.csv", "summary.json", "done"):
+            assert (run_folder(tmp_path, cell) / name).read_bytes() == (run_folder(out, cell) / name).read_bytes()
+
+
+def test_only_cells_of_this_code_that_are_not_finished_are_taken(published: Published, tmp_path: Path) -> None:
+    suite, _, place = published
+    first, second, *others = suite.cells()
+    edited = dataclasses.replace(second, code="edited")
+    assert restore(place, [first, edited], tmp_path) == (1, 1 + len(others))
+    assert not run_folder(tmp_path, edited).exists()
+    assert restore(place, [first, edited], tmp_path).taken == 0
+
+
+def test_partitions_are_published_once_and_restored(published: Published, tmp_path: Path) -> None:
+    suite, out, place = published
+    first, second = suite.cells()[:2]
+    for cell in (first, second):
+        (run_folder(out, cell) / "partition.npz").write_bytes(b"rows")
+    publish_again(suite, out, place, tmp_path / "place")
+    [file] = (tmp_path / "place" / "partitions").iterdir()
+    restore(tmp_path / "place", [first], tmp_path)
+    assert (run_folder(tmp_path, first) / "partition.npz").read_bytes() == b"rows" == file.read_bytes()
+
+
+def test_the_same_runs_are_the_same(published: Published) -> None:
     _, out, place = published
     verdict = against(out / "report" / "tiny", place)
     assert verdict.same
@@ -78,7 +134,7 @@ def planted(out: Path, tmp_path: Path, title: str, change: float) -> Path:
     return tmp_path
 
 
-def test_a_planted_difference_is_named(published: tuple[Suite, Path, Path], tmp_path: Path) -> None:
+def test_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
     _, out, place = published
     verdict = against(planted(out, tmp_path, "FedPR-S", 0.2), place)
     assert not verdict.same
@@ -86,7 +142,26 @@ def test_a_planted_difference_is_named(published: tuple[Suite, Path, Path], tmp_
     assert "+20.00 points" in verdict.lines[1]
 
 
-def test_what_is_missing_is_counted(published: tuple[Suite, Path, Path], tmp_path: Path) -> None:
+def test_small_differences_are_not_called_equal(published: Published, tmp_path: Path) -> None:
+    _, out, place = published
+    verdict = against(planted(out, tmp_path, "FedPR-S", 0.001), place)
+    assert verdict.same
+    assert verdict.lines[0].startswith("same, as far as the seeds can tell, as ")
+
+
+def test_with_one_seed_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
+    _, out, _ = published
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+        cells = pd.read_csv(planted(out, tmp_path, "FedPR-S", 0.2 * (folder == "ours")) / "cells.csv")
+        cells[cells["seed"] == 0].to_csv(tmp_path / folder / "cells.csv", index=False)
+    verdict = against(tmp_path / "ours", tmp_path / "theirs")
+    assert not verdict.same
+    assert "+20.00 points; one seed" in verdict.lines[1]
+    assert against(tmp_path / "theirs", tmp_path / "theirs").same
+
+
+def test_what_is_missing_is_counted(published: Published, tmp_path: Path) -> None:
     _, out, place = published
     cells = pd.read_csv(out / "report" / "tiny" / "cells.csv")
     cells[cells["title"] != "FedPR-S"].to_csv(tmp_path / "cells.csv", index=False)

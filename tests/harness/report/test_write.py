@@ -107,7 +107,8 @@ def test_diverged_cells_are_shown_as_diverged(tmp_path: Path, uri: str, no_figur
     run_all(suite, uri, tmp_path, leave=1)
     Tracker(uri, tmp_path).failed(suite.cells()[-1], "diverged in round 2, client 5: loss is not finite")
     terminal, markdown, table = report(suite, uri, tmp_path, width=300)
-    assert row_of(markdown, "FedVPT")[1] == "diverged"
+    assert row_of(markdown, "FedVPT")[1:4] == ["diverged"] * 3  # Average, gain, Worst Local
+    assert row_of(markdown.partition(", over clients")[2], "FedVPT")[1:] == ["diverged"] * 3  # deciles
     assert "diverged: fedvpt, Feature shift, m=1, seed 0: diverged in round 2, client 5" in terminal
     assert table[table["row"] == "fedvpt"]["mean"].isna().all()
 

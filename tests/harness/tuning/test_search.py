@@ -64,6 +64,12 @@ def test_variants_and_repeated_settings_share_one_search() -> None:
     assert searches(suite)[0].base[0].params["length"] != 4
 
 
+def test_settings_of_a_data_set_share_the_first_ones_study_where_the_suite_says_so() -> None:
+    setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2, 3]}
+    suite = a_suite(settings=[setting, {**setting, "dataset": "glyph-100", "m": [1]}], tune={"shared": True})
+    assert [search.key[1:3] for search in searches(suite)] == [KEY[1:3], ("glyph-100", "domains:m=1")]
+
+
 def test_trainings_with_a_local_and_a_global_head_are_tuned_separately() -> None:
     local, shared = searches(a_suite(policies=["local", "global", "global_then_ft"]))
     assert (local.key, shared.key) == ((*KEY[:3], "local"), (*KEY[:3], "global"))

@@ -25,6 +25,7 @@ from fedprompt.harness.tuning.tuned import (
     tuned_entry,
     tuned_path,
     tuning_notes,
+    undecided,
     with_tuned,
     write_tuned,
 )
@@ -157,6 +158,17 @@ def write(suite: Suite, out: Path, **changes: Any) -> None:
     write_tuned(tuned_path(suite, out), [entry(suite, **changes)])
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [({"failed": 0}, True), ({}, False), ({"failed": 0, "trials": 2}, False), ({"failed": 0, "study": "x"}, False)],
+)
+def test_a_study_is_decided_if_this_code_ended_it_without_failures(
+    tmp_path: Path, changes: dict[str, Any], is_kept: bool
+) -> None:
+    write(a_suite(), tmp_path, **changes)
+    assert (undecided(searches(a_suite()), tuned_path(a_suite(), tmp_path)) == []) == is_kept
+
+
 def test_without_a_file_the_suite_is_as_it_was(tmp_path: Path) -> None:
     assert with_tuned(a_suite(), tmp_path) == a_suite()
 
@@ -179,6 +191,17 @@ def test_values_serve_suites_that_search_the_same(tmp_path: Path, capsys: pytest
     tuned_path(whole, tmp_path).rename(tuned_path(part, tmp_path))
     assert [cell.params["lr"] for cell in with_tuned(whole, tmp_path).cells()] == [0.3, 0.3, 0.1, 0.1]
     assert with_tuned(dataclasses.replace(a_suite(protocol={"epochs": 2}), name="x"), tmp_path).tuned == {}
+
+
+def test_shared_values_serve_every_partition_of_the_data_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = {"table": "T", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [2, 3]}
+    suite = a_suite(settings=[setting], tune={"shared": True})
+    write(suite, tmp_path)
+    assert [cell.params["lr"] for cell in with_tuned(suite, tmp_path).cells()] == [0.3] * 4
+    assert capsys.readouterr().err.startswith("4 of 4 cells use tuned values from")
+    assert len(tuned_choices(suite, tmp_path)) == 1
 
 
 def test_the_suites_own_values_come_first(tmp_path: Path) -> None:

@@ -1,0 +1,267 @@
+"""What a published run answers, in sentences: do pFedBayesPT's parts matter, do prompts gain, is our order the paper's.
+
+docs/results.md holds its text; a test compares it with the published files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from fedprompt.datasets import parse_partition
+from fedprompt.harness.federation.evaluation import LOCAL
+from fedprompt.harness.federation.metrics import on_test_set, per_client
+from fedprompt.harness.federation.policy import POLICY_NAMES
+from fedprompt.harness.report.comparisons import COMPARED
+from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
+from fedprompt.harness.report.papers import PAPERS
+from fedprompt.harness.report.published import load_published
+from fedprompt.harness.report.reference import published_cells, published_records
+from fedprompt.methods import registry
+
+FULL = "pfedbayespt"
+PARTS = {  # question, the row with the part, the row without
+    "Does the mixture term matter (S = 1 against S = 0)?": (FULL, "full-without-mixture"),
+    "Do masks (five draws, without noise, against none)?": ("d-with-masks", "pfedbayespt-d"),
+}
+DRAWS = "Does the number of draws V (10 against 1)?"
+PRINTED_FOR = {"domains": "DomainNet", "classes": "CIFAR-100"}  # the paper's data set with the same kind of shift
+RESAMPLED = 2000
+Array = npt.NDArray[np.float64]
+ENTRY = ["kind", "setting", "policy"]  # of a column; with `row` of a number
+
+
+def answers(folder: Path) -> str:
+    """Markdown from the files of a published run."""
+    numbers, accuracies = pd.read_csv(folder / "tables.csv"), client_accuracies(folder)
+    blocks = [_incomplete(numbers), *_parts(accuracies), *_prompts(numbers), *_orders(accuracies, numbers)]
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def client_accuracies(folder: Path) -> pd.DataFrame:
+    """One line per finished entry of the tables, number of draws and client: its mean over the reported rounds."""
+    entries = pd.read_csv(folder / "cells.csv", dtype={"seed": int})
+    entries = entries[entries["status"] == "finished"][[*ENTRY, "row", "title", "method", "reading", "cell", "seed"]]
+    first = {key: cell.protocol.rounds - cell.protocol.last for key, cell in published_cells(folder).items()}
+    records = published_records(folder).drop(columns=["seed", "partition"])
+    records = per_client(
+        on_test_set(records[~records["unseen"] & (records["round"] > records["cell"].map(first))], LOCAL)
+    )
+    means = records.groupby(["cell", "policy", "samples", "client"])["accuracy"].mean().dropna().rename("accuracy")
+    return entries.merge(means.reset_index().rename(columns={"policy": "reading"}), on=["cell", "reading"])
+
+
+def _incomplete(numbers: pd.DataFrame) -> str:
+    missing = int((numbers["seeds_expected"] - numbers["seeds"] > 0).sum())
+    return f"**Incomplete:** {missing} of {len(numbers)} numbers lack seeds." if missing else ""
+
+
+# -- the parts of pFedBayesPT ----------------------------------------------------------------------------------------
+
+
+def _parts(accuracies: pd.DataFrame) -> Iterator[str]:
+    """One sentence per part; p-values are adjusted for the columns that it is looked at in."""
+    ablation = accuracies[(accuracies["kind"] == "ablation") & (accuracies["samples"] == 0)]
+    for question, (with_it, without_it) in PARTS.items():
+        tables = {where: _table(part) for where, part in _columns(ablation)}
+        compared = {
+            where: paired(table, without_it)[with_it]
+            for where, table in tables.items()
+            if {with_it, without_it} <= {*table}
+        }
+        yield _answer(question, compared)
+    sweep = accuracies[(accuracies["kind"] == "vsweep") & (accuracies["samples"] > 0)]
+    by_draws = {where: _table(part.astype({"samples": str}), "samples") for where, part in _columns(sweep)}
+    yield _answer(
+        DRAWS, {where: paired(table, "1")["10"] for where, table in by_draws.items() if {"1", "10"} <= {*table}}
+    )
+
+
+def _columns(accuracies: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for (_, setting, policy), part in accuracies.groupby(ENTRY, sort=False):
+        yield f"{setting}, {POLICY_NAMES.get(str(policy), policy)}", part
+
+
+def _table(accuracies: pd.DataFrame, compared: str = "row") -> pd.DataFrame:
+    return accuracies.pivot(index=["seed", "client"], columns=compared, values="accuracy")
+
+
+def _answer(question: str, compared: Mapping[str, Difference]) -> str:
+    if not compared:
+        return ""
+    adjusted = holm([difference.p for difference in compared.values()])
+    told = [p < LEVEL for p in adjusted]
+    verdict = (
+        f"It can be told from zero in {sum(told)} of {len(told)} columns (†)"
+        if any(told)
+        else f"No difference can be told from zero in {_of(len(told), 'column')}"
+    )
+    listed = [f"{where} {_gain(d)}{'†' * t}" for (where, d), t in zip(compared.items(), told, strict=True)]
+    return f"**{question}** {verdict}: {'; '.join(listed)}."
+
+
+def _of(count: int, noun: str) -> str:
+    return f"any of {count} {noun}s" if count > 1 else f"the one {noun}"
+
+
+def _gain(difference: Difference) -> str:
+    return _points(difference.points, difference.low, difference.high)
+
+
+def _points(points: float, low: float, high: float) -> str:
+    return f"{points:+.1f} ({low:.1f} to {high:.1f})".replace("-", "−")
+
+
+# -- prompts against no prompt ---------------------------------------------------------------------------------------
+
+
+def _prompts(numbers: pd.DataFrame) -> Iterator[str]:
+    """Gains over the control of prompt methods, and of those that train something else."""
+    gained = numbers[
+        [COMPARED.get(kind) == metric for kind, metric in zip(numbers["kind"], numbers["metric"], strict=True)]
+    ]
+    gained = gained[gained["kind"].isin(["heterogeneity", "unseen"])].dropna(subset=["gain"])
+    with_prompts = gained["method"].map(has_prompts)
+    for question, part in (
+        ("Does any prompt method beat no prompt under the same policy?", gained[with_prompts]),
+        ("Do methods that train other parts of the backbone?", gained[~with_prompts]),
+    ):
+        columns = [(where, column) for where, column in _columns(part)]
+        if columns:
+            won = sum(bool((_told(column) & (column["gain"] > 0)).any()) for _, column in columns)
+            lines = [
+                f"- {'Unseen clients, ' * (column['kind'].iloc[0] == 'unseen')}{where}: {_gains(column)}."
+                for where, column in columns
+            ]
+            yield f"**{question}** In {won} of {len(columns)} columns.\n\n" + "\n".join(lines)
+
+
+def has_prompts(method: str) -> bool:
+    """Whether the method trains prompt tokens; methods that are not at hand count as if."""
+    return method not in registry() or any(field.name == "length" for field in fields(registry().get(method).Params))
+
+
+def _told(column: pd.DataFrame) -> "pd.Series[bool]":
+    return column["gain_p_adjusted"] < LEVEL
+
+
+def _gains(column: pd.DataFrame) -> str:
+    """Who gains or loses and how much; what would have been found where nobody does."""
+    texts = []
+    for verb, sign in (("gain", 1), ("lose", -1)):
+        rows = column[_told(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
+        changes = rows[["gain", "gain_low", "gain_high"]].to_numpy(float)
+        amounts = [f"{title} {_points(*change)}" for title, change in zip(rows["title"], changes, strict=True)]
+        if amounts:
+            texts.append(f"{len(amounts)} of {len(column)} {verb}{'s' * (len(amounts) == 1)}: {', '.join(amounts)}")
+    limit = column["smallest_detectable"].max()
+    return "; ".join(texts) or f"none of {len(column)} can be told from no prompt; {limit:.1f} points could have been"
+
+
+# -- our order against the paper's -----------------------------------------------------------------------------------
+
+
+def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
+    """Kendall's tau between our order of methods and the printed one, by setting and policy."""
+    printed = load_published(Path())
+    main = accuracies[(accuracies["kind"] == "heterogeneity") & (accuracies["samples"] == 0)]
+    if printed is None or main.empty:
+        return
+    partitions = numbers.drop_duplicates("setting").set_index("setting")["partition"]
+    lines, told, total = [], 0, 0
+    for setting, part in main.groupby("setting", sort=False):
+        dataset = PRINTED_FOR.get(parse_partition(partitions[setting]).kind, "")
+        beside, theirs = _printed(printed, dataset, str(setting))
+        for policy in ("paper", *part["policy"].unique()):
+            order = _compare_orders(_under(part, policy), theirs)
+            if order is not None:
+                total, told = total + 1, told + order.told
+                head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
+                lines.append(f"- {setting}, {head}, beside {beside}: {order.text}.")
+    if lines:
+        yield (
+            "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
+            "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders; the "
+            f"paper prints no spread. It can be told from chance in {told} of {total} columns.\n\n" + "\n".join(lines)
+        )
+
+
+def _printed(printed: pd.DataFrame, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
+    """The paper's Average by method: of the same setting, or the mean of all where it does not print that one."""
+    tables, metrics = PAPERS["vit"].printed_in["heterogeneity"]
+    rows = printed[
+        (printed["paper"] == "vit")
+        & printed["table"].isin(tables)
+        & (printed["dataset"] == dataset)
+        & (printed["metric"] == metrics["average"])
+    ]
+    same = rows[rows["label"] == setting]
+    if same.empty:
+        return f"the mean over {dataset}", rows.groupby("method")["value"].mean()
+    return f"{dataset}, {setting}", same.groupby("method")["value"].mean()
+
+
+def _under(part: pd.DataFrame, policy: str) -> pd.DataFrame:
+    """The entries of one policy; `paper` means that of each method's paper."""
+    if policy != "paper" or "paper" in set(part["policy"]):
+        return part[part["policy"] == policy]
+    theirs = {method: registry().get(method).paper_policy for method in part["method"].unique() if method in registry()}
+    return part[part["policy"] == part["method"].map(theirs)]
+
+
+class Order(NamedTuple):
+    told: bool
+    text: str
+
+
+def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | None:
+    """None with fewer than four methods in common, of which no order can be told from chance."""
+    table = _table(part)
+    titles = {str(row): PAPERS["vit"].titles.get(str(row), (title,))[0] for row, title in _titles(part).items()}
+    names = [name for name in dict.fromkeys(titles.values()) if name in theirs.index]
+    if len(names) < 4:
+        return None
+    rows = [[place for place, row in enumerate(table) if titles[str(row)] == name] for name in names]
+    printed = np.asarray(theirs[names], np.float64)
+
+    def ours(means: Array) -> Array:
+        """FedPR is printed once, as the better of its two variants."""
+        return np.array([means[places].max() for places in rows])
+
+    seeds = [part.to_numpy(float) for _, part in table.groupby(level=0)]
+    means = ours(_mean(seeds))
+    value, p = _tau(means, printed), float(stats.kendalltau(means, printed).pvalue)
+    drawn = [_tau(ours(_mean(sample)), printed) for sample in _resampled(seeds)]
+    low, high = np.nanquantile(drawn, [LEVEL / 2, 1 - LEVEL / 2])
+    is_told = bool(p < LEVEL and (low > 0 or high < 0))
+    verdict = ("agree" if value > 0 else "contradict each other") if is_told else "cannot be told from unrelated orders"
+    text = f"τ = {value:.2f} ({low:.2f} to {high:.2f}; p = {p:.2f}) over {len(names)} methods: {verdict}"
+    return Order(is_told, text.replace("-", "−"))
+
+
+def _tau(ours: Array, theirs: Array) -> float:
+    """Kendall's tau: pairs in the same order minus pairs in the opposite one, as a share of all pairs."""
+    first, second = np.triu_indices(len(ours), 1)
+    return float(np.mean(np.sign(ours[first] - ours[second]) * np.sign(theirs[first] - theirs[second])))
+
+
+def _mean(seeds: Sequence[Array]) -> Array:
+    """Of each row: over the clients of a seed, then over seeds."""
+    return np.asarray(np.nanmean([np.nanmean(clients, axis=0) for clients in seeds], axis=0), np.float64)
+
+
+def _titles(part: pd.DataFrame) -> "pd.Series[str]":
+    return part.drop_duplicates("row").set_index("row")["title"]
+
+
+def _resampled(seeds: Sequence[Array]) -> Iterator[list[Array]]:
+    """Seeds and, within them, clients, drawn with replacement; all methods see the same."""
+    rng = np.random.default_rng(0)  # equal files give equal text
+    for _ in range(RESAMPLED):
+        drawn = [seeds[number] for number in rng.integers(len(seeds), size=len(seeds))]
+        yield [clients[rng.integers(len(clients), size=len(clients))] for clients in drawn]
