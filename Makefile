@@ -66,7 +66,7 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 	"$(BIN)/python" -m pytest tests/browser -v
 
 soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
-	OMP_NUM_THREADS=1 timeout -s INT 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
+	OMP_NUM_THREADS=1 timeout -s INT -k 1m 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
 
 PORT ?= 5000
 ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)

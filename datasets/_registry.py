@@ -236,10 +236,12 @@ def _store_of(name: str) -> Path:
 def _user_path(name: str) -> tuple[Path, str]:
     """The folder of ``folder:PATH`` or ``folder:PATH?layout=LEVELS``, and the layout (empty: to be recognised)."""
     text, _, layout = name.removeprefix(FOLDER).partition(LAYOUT)
+    if not text:
+        raise MissingDataError(f"{name!r} names no folder; give its path, such as {FOLDER}photos")
     try:
         text.encode()
         path = Path(text).expanduser().resolve()
-        if not text or not path.is_dir():
+        if not path.is_dir():
             raise MissingDataError(
                 f"{FOLDER}{text:.100}: the folder {str(path)[:100]!r} is missing; give the path of one"
             )

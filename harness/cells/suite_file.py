@@ -24,6 +24,7 @@ import math
 import re
 import string
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -201,7 +202,9 @@ def _rows(methods: str | Sequence[str], variants: Mapping[str, Row], offers: fro
     """`all`, alone or in a list, means every method that the backbone can serve, without variants and aliases."""
     entries = [methods] if methods == "all" else methods
     names = [name for entry in entries for name in (registry().names(offers) if entry == "all" else [entry])]
-    return tuple(variants.get(name) or _row(name) for name in dict.fromkeys(names))
+    rows = [variants.get(name) or _row(name) for name in dict.fromkeys(names)]
+    titles = Counter(row.title for row in rows)  # a plugin that extends a method may have inherited its title
+    return tuple(replace(row, title=f"{row.title} ({row.key})") if titles[row.title] > 1 else row for row in rows)
 
 
 def _row(name: str) -> Row:

@@ -1,9 +1,11 @@
 """Runs cells for `fedprompt run` and `fedprompt bench`: with bars, recorded in MLflow, failures named."""
 
 import json
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -116,7 +118,7 @@ def run_and_record(
     cells = [cell for cell in cells if cell.hash not in without_data]
     variants = suite.variants() if suite else {}
     names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
-    flops = _flops([cell for cell in cells if cell.hash not in finished], site)
+    flops = _flops([cell for cell in cells if cell.hash not in finished], site, workers > 1 or executor == "ray")
     with progress() as bars:
         observers: list[Observer] = [
             CellBars(bars, cells, finished, names, flops),
@@ -173,13 +175,28 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
     return outcomes
 
 
-def _flops(cells: "Sequence[Cell]", site: "Site") -> dict[str, int]:
-    """What the cells cost, to tell how long they take; nothing for a single cell, and where it cannot be counted."""
+def _flops(cells: "Sequence[Cell]", site: "Site", apart: bool) -> dict[str, int]:
+    """What the cells cost, to tell how long they take; nothing for a single cell, and where it cannot be counted.
+
+    Counting runs the methods' own code. Plugins are counted ``apart``, in a process that they may end.
+    """
     if len(cells) < 2:
         return {}
+    from fedprompt.harness.cells.processes import worker_context
     from fedprompt.harness.planning.plan import count_flops
 
     try:
-        return count_flops(cells, site)
+        if not (apart and site.plugins):
+            return count_flops(cells, site)
+        with ProcessPoolExecutor(1, worker_context(), _load_plugins, (site.plugins,)) as pool:
+            return pool.submit(count_flops, cells, site).result()
     except Exception:  # bad input, or a method that shapes alone do not satisfy: the cells themselves report it
         return {}
+
+
+def _load_plugins(files: Sequence[str]) -> None:
+    from fedprompt.methods import load_plugin
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone
+    for file in files:
+        load_plugin(file)

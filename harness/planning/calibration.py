@@ -26,7 +26,7 @@ from fedprompt.harness.core.progress import track
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.tracking.tracker import Tracker, default_uri
-from fedprompt.methods import Method, load_plugin
+from fedprompt.methods import Method, load_plugin, registry
 
 BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images
 TURNS = 3  # of a pass, the first of which may be slow
@@ -122,7 +122,19 @@ def _plugins(files: Sequence[str]) -> None:
         load_plugin(file)
 
 
+_COUNTED: dict[tuple[object, ...], Cost] = {}
+
+
 def count_passes(job: Job) -> Cost:
+    """Counted once for jobs of a family with equal classes and clients, such as a suite's cells and its trials."""
+    key = (registry().get(job.method), job.family, job.classes, job.num_clients)
+    known = _COUNTED.get(key)
+    if known is None or not known.flops.keys() >= job.images.keys():
+        _COUNTED[key] = known = _count_passes(job)
+    return known
+
+
+def _count_passes(job: Job) -> Cost:
     method = meta_method(job.method, shape_backbone(job.backbone), job.classes, job.num_clients, **job.params)
     return cost(method, 1, job.batch_size, job.images)
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,14 @@ from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
 from fedprompt.harness.federation.schedule import (
+    AdaptationEpochs,
     Evaluation,
-    Round,
+    adaptation_epochs,
     auto_stack,
+    evaluations_now,
     held_stages,
-    schedule,
+    newcomer_evaluations,
+    select,
     shared_splits,
 )
 from fedprompt.harness.model.features import CHUNK
@@ -54,23 +56,27 @@ class Passes:
     steps: int = 0
     clients: int = 0
 
-    def add(self, sizes: Sequence[int], batch_size: int, texts_once: bool = False) -> None:
-        """One pass of a stack of clients with ``sizes`` images each; a step is all clients', whoever has images left.
+    def add(self, sizes: np.ndarray, starts: np.ndarray, batch_size: int, texts_once: bool = False) -> None:
+        """One pass of clients with ``sizes`` images each, in stacks that begin at ``starts``.
 
-        Texts are passed in every step or, in an evaluation, once.
+        A step is all clients' of a stack, whoever has images left. Texts are passed in every step or, in an
+        evaluation, once.
         """
-        steps = math.ceil(max(sizes) / batch_size)
-        self.images += sum(sizes)
-        self.steps += steps
-        self.clients += len(sizes) * (1 if texts_once else steps)
+        if not len(sizes):
+            return
+        steps = -(-np.maximum.reduceat(sizes, starts) // batch_size)
+        self.images += int(sizes.sum())
+        self.steps += int(steps.sum())
+        self.clients += len(sizes) if texts_once else int((np.diff(starts, append=len(sizes)) * steps).sum())
 
 
 @dataclass
 class Workload:
     """A schedule in passes over the clients' data, whatever a method computes in them."""
 
+    deal: "Deal"
+    batch_size: int
     visits: int = 0
-    visitors: set[int] = field(default_factory=set)  # clients that ever took part
     begun: Passes = field(default_factory=Passes)  # first batches of whatever trains: visits, adaptations, newcomers
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
     diagnosed: Passes = field(default_factory=Passes)  # the first images of every visit
@@ -81,32 +87,46 @@ class Workload:
     newcomers: Passes = field(default_factory=Passes)
     step: tuple[int, int] = (1, 1)  # as in `Tally`
 
-    def add_round(self, scheduled: Round, deal: "Deal", batch_size: int) -> None:
-        train = deal.train
-        for clients in scheduled.stacks:
-            first = [min(train[client], batch_size) for client in clients]
-            self.trained.add([train[client] for client in clients], batch_size)
-            self.begun.add(first, batch_size)
-            self.diagnosed.add([min(train[client], DIAGNOSED) for client in clients], DIAGNOSED)
-            self.step = max(self.step, (len(clients), sum(first)), key=lambda step: step[1])
-        self.visits += len(scheduled.cohort)
-        self.visitors.update(scheduled.cohort)
-        for evaluation in scheduled.evaluations:
-            self._add_evaluation(evaluation, deal, batch_size)
+    def __post_init__(self) -> None:
+        self.took_part = np.zeros(len(self.deal.train), bool)
 
-    def _add_evaluation(self, evaluation: Evaluation, deal: "Deal", batch_size: int) -> None:
-        train, predicted = deal.train, self.swept if evaluation.sweep else self.evaluated
-        for clients, epochs in chain.from_iterable(evaluation.stacks):
-            predicted.add([deal.test[client] for client in clients], batch_size, texts_once=True)
-            for split in evaluation.shared:
-                self.evaluated.add([deal.shared[split]] * len(clients), batch_size, texts_once=True)
-            for _ in range(bool(epochs or evaluation.newcomers) + evaluation.newcomers):
-                self.begun.add([min(train[client], batch_size) for client in clients], batch_size)
-            if evaluation.newcomers:
-                self.newcomers.add([train[client] for client in clients], batch_size)
-            if epochs:
-                adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
-                adapted.add([train[client] for client in clients], batch_size)
+    def add_visits(self, cohort: np.ndarray, stack: int) -> None:
+        train, starts = self.deal.train[cohort], np.arange(0, len(cohort), stack)
+        first = np.minimum(train, self.batch_size)
+        self.trained.add(train, starts, self.batch_size)
+        self.begun.add(first, starts, self.batch_size)
+        self.diagnosed.add(np.minimum(train, DIAGNOSED), starts, DIAGNOSED)
+        images = np.add.reduceat(first, starts)
+        largest = int(images.argmax())
+        clients = min(stack, len(cohort) - int(starts[largest]))
+        self.step = max(self.step, (clients, int(images[largest])), key=lambda step: step[1])
+        self.visits += len(cohort)
+        self.took_part[cohort] = True
+
+    def add_evaluation(self, evaluation: Evaluation, adaptation: AdaptationEpochs, stack: int) -> None:
+        """One reading of the members, or of newcomers; a stack is split by how long its clients adapt."""
+        clients = self.deal.unseen if evaluation.newcomers else self.deal.members
+        epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.stranger)
+        if evaluation.newcomers:
+            epochs[:] = adaptation.newcomer
+        for length in np.unique(epochs).tolist():
+            places = np.flatnonzero(epochs == length)
+            starts = np.flatnonzero(np.diff(places // stack, prepend=-1))
+            self._add_group(evaluation, clients[places], starts, length)
+
+    def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
+        train, newcomers, batch_size = self.deal.train[clients], evaluation.newcomers, self.batch_size
+        predicted = self.swept if evaluation.sweep else self.evaluated
+        predicted.add(self.deal.test[clients], starts, batch_size, texts_once=True)
+        for split in evaluation.shared:
+            self.evaluated.add(np.full(len(clients), self.deal.shared[split]), starts, batch_size, texts_once=True)
+        for _ in range(bool(epochs or newcomers) + newcomers):
+            self.begun.add(np.minimum(train, batch_size), starts, batch_size)
+        if newcomers:
+            self.newcomers.add(train, starts, batch_size)
+        if epochs:
+            adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
+            adapted.add(train, starts, batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +166,7 @@ class Visitor:
         if work.newcomers.images:
             count("newcomer", work.newcomers, _newcomer_passes(self))
         return Tally(
-            +images, +steps, +clients, work.visits, len(work.visitors), work.step, self.method.task.num_clients
+            +images, +steps, +clients, work.visits, int(work.took_part.sum()), work.step, self.method.task.num_clients
         )
 
 
@@ -154,11 +174,12 @@ class Deal:
     """A partition reduced to what counting needs."""
 
     def __init__(self, dataset: Dataset, partition: Partition, protocol: Protocol) -> None:
-        self.train = [len(rows) for rows in partition.train]
-        self.test = [len(rows) for rows in getattr(partition, protocol.evaluated_split)]
+        self.train = np.array([len(rows) for rows in partition.train])
+        self.test = np.array([len(rows) for rows in getattr(partition, protocol.evaluated_split)])
         self.shared = {name: len(rows) for name, rows in partition.shared.items()}
-        self.unseen = partition.unseen
-        self.members = tuple(client for client in range(partition.num_clients) if client not in partition.unseen)
+        self.unseen = np.array(partition.unseen, np.int64)
+        self.members = np.setdiff1d(np.arange(partition.num_clients), self.unseen)
+        self._cohorts: dict[tuple[int, float], list[np.ndarray]] = {}
         needed = np.zeros(len(dataset.labels), bool)
         needed[partition.all_rows] = True
         self.image_count = int(needed.sum())
@@ -166,6 +187,15 @@ class Deal:
             needed[:] = True
         self.feature_count = int(needed.sum())
         self.feature_key = hashlib.sha256(needed.tobytes()).hexdigest()
+
+    def cohorts(self, protocol: Protocol, seed: int) -> list[np.ndarray]:
+        """Who takes part in each round, drawn once for all methods."""
+        drawn = protocol.rounds, protocol.participation
+        if drawn not in self._cohorts:
+            members: Any = self.members  # `select` turns a tuple into an array in every round
+            rounds = range(1, protocol.rounds + 1)
+            self._cohorts[drawn] = [np.array(select(protocol, seed, members, number)) for number in rounds]
+        return self._cohorts[drawn]
 
 
 def tally_cells(
@@ -194,12 +224,21 @@ def tally_cells(
 
 
 def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
-    """Follow a run round by round."""
-    protocol, total = visiting.protocol, Workload()
+    """Follow a run round by round: `schedule`, with the stacks of each evaluation counted as arrays."""
+    protocol, stack = visiting.protocol, visiting.stack
+    work = Workload(deal, protocol.batch_size)
     shared = shared_splits(deal.shared, visiting.method)
-    for scheduled in schedule(protocol, seed, deal.members, deal.unseen, visiting.stack, shared):
-        total.add_round(scheduled, deal, protocol.batch_size)
-    return total
+    for number, cohort in enumerate(deal.cohorts(protocol, seed), start=1):
+        work.add_visits(cohort, stack)
+        evaluations: list[Evaluation] = []  # of nobody: who is evaluated, the deal knows
+        if protocol.evaluated(number):
+            also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
+            evaluations += evaluations_now(protocol, number, (), (), stack, shared=also)
+        if len(deal.unseen) and number == protocol.rounds:
+            evaluations += newcomer_evaluations(protocol, (), stack)
+        for evaluation in evaluations:
+            work.add_evaluation(evaluation, adaptation_epochs(protocol, evaluation.policy), stack)
+    return work
 
 
 def classes_of(cell: Cell, dataset: Dataset) -> Classes:

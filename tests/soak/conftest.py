@@ -11,11 +11,21 @@ from support.toy_cells import toy_source as toy_source
 
 SEED = int(os.environ.get("SOAK_SEED", time.time_ns() % 10**9))
 FIGURES: list[str] = []
+ORDER = (
+    "test_kills",
+    "test_two_benches",
+    "test_full_disk",
+    "test_fuzz",
+)  # what takes processes first, in case time is up
 
 settings.register_profile(
     "soak", deadline=None, database=None, max_examples=5000, suppress_health_check=list(HealthCheck), print_blob=True
 )
 settings.load_profile("soak")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
 
 
 @pytest.fixture

@@ -79,6 +79,12 @@ def test_a_variant_is_a_row_of_its_own() -> None:
     }
 
 
+def test_rows_with_one_title_are_told_apart_by_their_keys() -> None:
+    variants = {"mine": {"method": "fedvpt", "title": "FedVPT"}, "longer": {"method": "fedvpt", "title": "Longer"}}
+    suite = parse_suite("x", {**RAW, "methods": ["fedvpt", "mine", "longer"], "variants": variants})
+    assert [row.title for row in suite.rows] == ["FedVPT (fedvpt)", "FedVPT (mine)", "Longer"]
+
+
 def test_tuned_values_stand_between_the_suites_and_the_variants() -> None:
     raw = {**RAW, "methods": ["fedvpt", "long"], "variants": {"long": VARIANT}, "params": {"all": {"lr": 0.5}}}
     tuned = {("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.25, "length": 3}}

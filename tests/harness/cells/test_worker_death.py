@@ -18,6 +18,7 @@ from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.executor import CellOutcome, execute
 from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cli._progress import _flops
 
 PLUGIN = """
 import os
@@ -73,6 +74,16 @@ def test_a_cell_that_kills_its_worker_fails_alone(
     assert "its process died" in json.loads((folder / "failed.json").read_text())["reason"]
 
 
+@pytest.mark.slow
+def test_counting_the_cost_of_a_deadly_method_leaves_the_command_alive(
+    plugin: str, tmp_path: Path, shared_cache: Path
+) -> None:
+    site = Site(tmp_path, plugins=(plugin,))
+    healthy, deadly = ([tiny_cell(name, seed, rounds=2) for seed in (0, 1)] for name in ("fedvpt", "deadly"))
+    assert _flops([*healthy, *deadly], site, apart=True) == {}
+    assert set(_flops(healthy, site, apart=True)) == {cell.hash for cell in healthy}
+
+
 def test_a_method_that_leaves_python_fails_alone(
     toy_cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,8 +109,12 @@ def test_an_interrupted_parent_ends_at_once_with_all_its_workers(
     )
     command = [sys.executable, "-m", "fedprompt.harness.cli", "bench", str(suite), "--plugin", plugin]
     command += ["--out", str(out), "--workers", "2", "--executor", executor]
+    # Tests that were started in the background of a script ignore the signal, and so would whatever they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A session of its own: the signal goes to the parent alone, and whatever is left of the group can be counted.
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # And a Ray of its own: a cluster of this machine may be that of another test.
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     try:
         wait_for(lambda: len(list(out.glob("runs/*/checkpoint.journal"))) == 2, 240)
         parent.send_signal(signal.SIGINT)
