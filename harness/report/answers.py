@@ -173,22 +173,36 @@ def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
     if printed is None or main.empty:
         return
     partitions = numbers.drop_duplicates("setting").set_index("setting")["partition"]
-    lines, told, total = [], 0, 0
+    orders: dict[str, Order] = {}
     for setting, part in main.groupby("setting", sort=False):
         dataset = PRINTED_FOR.get(parse_partition(partitions[setting]).kind, "")
         beside, theirs = _printed(printed, dataset, str(setting))
         for policy in ("paper", *part["policy"].unique()):
             order = _compare_orders(_under(part, policy), theirs)
             if order is not None:
-                total, told = total + 1, told + order.told
                 head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
-                lines.append(f"- {setting}, {head}, beside {beside}: {order.text}.")
-    if lines:
+                orders[f"{setting}, {head}, beside {beside}"] = order
+    if orders:
+        adjusted = holm([order.p for order in orders.values()])
+        told = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
+        lines = [
+            f"- {place}: {_order(*entry)}."
+            for place, *entry in zip(orders, orders.values(), adjusted, told, strict=True)
+        ]
         yield (
             "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
-            "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders; the "
-            f"paper prints no spread. It can be told from chance in {told} of {total} columns.\n\n" + "\n".join(lines)
+            "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders, "
+            f"adjusted for all columns; the paper prints no spread. It can be told from chance in {sum(told)} of "
+            f"{len(told)} columns.\n\n" + "\n".join(lines)
         )
+
+
+def _order(order: "Order", p: float, told: bool) -> str:
+    verdict = (
+        ("agree" if order.tau > 0 else "contradict each other") if told else "cannot be told from unrelated orders"
+    )
+    interval = f"{order.low:.2f} to {order.high:.2f}; p = {p:.2f}"
+    return f"τ = {order.tau:.2f} ({interval}) over {order.methods} methods: {verdict}".replace("-", "−")
 
 
 def _printed(printed: pd.DataFrame, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
@@ -215,8 +229,17 @@ def _under(part: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 class Order(NamedTuple):
-    told: bool
-    text: str
+    """Our order beside the printed one."""
+
+    tau: float
+    low: float
+    high: float
+    p: float
+    methods: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
 
 
 def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | None:
@@ -238,10 +261,7 @@ def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | N
     value, p = _tau(means, printed), float(stats.kendalltau(means, printed).pvalue)
     drawn = [_tau(ours(_mean(sample)), printed) for sample in _resampled(seeds)]
     low, high = np.nanquantile(drawn, [LEVEL / 2, 1 - LEVEL / 2])
-    is_told = bool(p < LEVEL and (low > 0 or high < 0))
-    verdict = ("agree" if value > 0 else "contradict each other") if is_told else "cannot be told from unrelated orders"
-    text = f"τ = {value:.2f} ({low:.2f} to {high:.2f}; p = {p:.2f}) over {len(names)} methods: {verdict}"
-    return Order(is_told, text.replace("-", "−"))
+    return Order(value, float(low), float(high), p, len(names))
 
 
 def _tau(ours: Array, theirs: Array) -> float:

@@ -4,6 +4,7 @@ README and docs/results.md hold such texts between two comments, of which the fi
 
     <!-- excerpt of results/reference/embedded -->                            all of the main tables
     <!-- excerpt of FOLDER: policy global_then_ft; methods head-tune, sgpt -->   one policy, some rows
+    <!-- answers of FOLDER -->                                                the sentences of `answers`
 
 `python -m fedprompt.harness.report.excerpt FILE ...` (`make excerpts`) writes them anew.
 """
@@ -17,17 +18,20 @@ import pandas as pd
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
+from fedprompt.harness.report.answers import answers
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.inference import LEVEL
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
+ANSWERED = re.compile(r"(<!-- answers of (\S+) -->\n)(.*?)(<!-- end of the answers -->)", re.DOTALL)
 SECTIONS = ("What the tables say", "Tuned values")  # whose sentences the whole excerpt holds
 
 
 def renew(page: str, root: Path) -> str:
-    """The Markdown of ``page`` with every excerpt written anew from its folder below ``root``."""
-    return MARKED.sub(lambda found: found[1] + excerpt(root / found[2], _wishes(found[3])) + found[5], page)
+    """The Markdown of ``page`` with all excerpts and answers written anew from their folders below ``root``."""
+    page = MARKED.sub(lambda found: found[1] + excerpt(root / found[2], _wishes(found[3])) + found[5], page)
+    return ANSWERED.sub(lambda found: found[1] + answers(root / found[2]) + found[4], page)
 
 
 def excerpt(folder: Path, wishes: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -103,7 +107,8 @@ def main() -> int:
         renewed = renew(text, Path())
         if renewed != text:
             write_atomic(path, renewed.encode())
-        print(f"{path}: {len(MARKED.findall(text))} excerpts, {'renewed' if renewed != text else 'up to date'}")
+        count = len(MARKED.findall(text)) + len(ANSWERED.findall(text))
+        print(f"{path}: {count} excerpts, {'renewed' if renewed != text else 'up to date'}")
     return 0
 
 
