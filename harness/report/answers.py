@@ -186,8 +186,8 @@ def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
         adjusted = holm([order.p for order in orders.values()])
         told = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
         lines = [
-            f"- {place}: {_order(*entry)}."
-            for place, *entry in zip(orders, orders.values(), adjusted, told, strict=True)
+            f"- {place}: {_order(order, p, is_told)}."
+            for (place, order), p, is_told in zip(orders.items(), adjusted, told, strict=True)
         ]
         yield (
             "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
