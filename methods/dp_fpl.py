@@ -43,7 +43,7 @@ class DPFPL(TextMethod):
     )
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
-        return {"own": self.first_context(rng), "steps": torch.zeros(1)}
+        return {"own": self.first_context(rng), "steps": torch.zeros(1), "sample": torch.zeros(1)}
 
     def rates(self) -> dict[str, float]:
         return dict.fromkeys(("context", "own"), self.params.lr)
@@ -93,7 +93,11 @@ class DPFPL(TextMethod):
         return means
 
     def observe(self, theta: State, batch: Batch) -> State:
-        return {"steps": theta["steps"] + batch.mask.any(1, keepdim=True)} if batch.stage == "train" else {}
+        """What the accountant needs: steps so far and the largest sample of one."""
+        if batch.stage != "train":
+            return {}
+        images = batch.mask.sum(1, keepdim=True)
+        return {"steps": theta["steps"] + (images > 0), "sample": theta["sample"].maximum(images.to(theta["sample"]))}
 
     def diagnostics(self, theta: State, batch: Batch) -> State:
         """Epsilon of each client so far, for one of its images more or less. A step is two releases of one sample."""
@@ -101,8 +105,8 @@ class DPFPL(TextMethod):
             return {}
         multiplier, sizes = self.params.noise / math.sqrt(2), self.task.train_counts[list(batch.clients)].sum(1)
         spent = [
-            epsilon(multiplier, seen / int(size), int(steps), self.params.delta)
-            for seen, size, steps in zip(batch.sizes, sizes, theta["steps"][:, 0], strict=True)
+            epsilon(multiplier, int(sample) / int(size), int(steps), self.params.delta)
+            for sample, size, steps in zip(theta["sample"][:, 0], sizes, theta["steps"][:, 0], strict=True)
         ]
         return {"epsilon": torch.tensor(spent)}
 

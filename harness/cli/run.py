@@ -77,7 +77,8 @@ def _print_summary(outcome: "CellOutcome") -> None:
     from fedprompt.harness.federation.policy import POLICY_NAMES, readings
 
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
-    rounds = f"(mean of the last {int(summary['rounds_counted'])} of {cell.protocol.rounds} rounds)"
+    counted, trained = int(summary["rounds_counted"]), cell.protocol.rounds
+    rounds = f"(mean of the last {counted} of {trained} rounds)" if counted > 1 else f"(after round {trained})"
     for policy, suffix in zip(readings(cell.protocol), ("", "_ft"), strict=False):
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))

@@ -1,5 +1,6 @@
 """`fedprompt ui`: MLflow in the browser, opened on the runs of the results folder."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -62,7 +63,8 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            reason = "is taken by another program" if error.errno == 98 else f"cannot be used ({error.strerror})"
+            taken = error.errno == errno.EADDRINUSE
+            reason = "is taken by another program" if taken else f"cannot be used ({error.strerror})"
             raise UserError(
                 f"port {port} {reason}; choose another: make ui PORT=N, or fedprompt ui --port N."
             ) from error

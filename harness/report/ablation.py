@@ -87,7 +87,8 @@ def ablation(suite: Suite, title: str, part: pd.DataFrame, paired: PairedDiffere
         if setting.reference:
             pairs = {key: paired.get((column, policy, key)) for key in titles if key in by_row}
             columns += _difference_columns(label, titles, setting.reference, pairs, len(suite.seeds))
-    notes = (*NOTES, *mark_notes(columns))
+    explained = NOTES if any(suite.settings[column].reference for column in part["column"]) else ()
+    notes = (*explained, *mark_notes(columns))
     return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)
 
 

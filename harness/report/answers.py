@@ -185,10 +185,8 @@ def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
     if orders:
         adjusted = holm([order.p for order in orders.values()])
         told = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
-        lines = [
-            f"- {place}: {_order(*entry)}."
-            for place, *entry in zip(orders, orders.values(), adjusted, told, strict=True)
-        ]
+        verdicts = map(_order, orders.values(), adjusted, told)
+        lines = [f"- {place}: {verdict}." for place, verdict in zip(orders, verdicts, strict=True)]
         yield (
             "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
             "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders, "

@@ -85,14 +85,15 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     """What the numbers of the tables are."""
     finished = results[results["status"] == "finished"]
     counted = sorted({int(rounds) for rounds in finished["rounds_counted"].dropna()})
-    over = " or ".join(map(str, counted)) or "no"
+    numbers = " or ".join(map(str, counted))
+    over = "last round" if counted == [1] else f"last {numbers} rounds" if counted else "last rounds"
     fewer = f" (fewer than the papers' {USUAL_ROUNDS})" if any(n < USUAL_ROUNDS for n in counted) else ""
     seeds = ", ".join(map(str, suite.seeds))
     spread = f"mean ± sample standard deviation over seeds {seeds}" if len(suite.seeds) > 1 else f"seed {seeds} only"
     kinds = {setting.kind for setting in suite.settings}
     lines = [
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
-        f"over the last {over} rounds{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
+        f"over the {over}{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
         "the second.",
         f"Gain: difference to {_controls(suite)}, in points, paired by seed and client, with its 95 % interval over "
         "further clients and seeds. docs/statistics.md says how it is made.",

@@ -125,6 +125,15 @@ def test_without_the_reference_differences_are_missing() -> None:
     assert [column[1:] for column in table[:2]] == [["60.00±14.14", "failed"], ["–", "reference"]]
 
 
+@pytest.mark.parametrize(("reference", "explained"), [(FULL, ["Difference", "95 % CI"]), ("", [])])
+def test_differences_are_explained_where_there_are_any(reference: str, explained: list[str]) -> None:
+    suite = a_study()
+    suite = dataclasses.replace(suite, settings=(dataclasses.replace(suite.settings[0], reference=reference),))
+    results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
+    grid = ablation(suite, "Ablation", numbers_frame(suite, results, records_frame(ACCURACIES)), {})
+    assert [note.text.partition(":")[0] for note in grid.notes] == explained
+
+
 def test_fewer_seeds_than_planned_are_marked() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)

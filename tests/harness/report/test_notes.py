@@ -69,9 +69,15 @@ def test_backbone_seeds_and_code_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "text"), [(2.0, "last 2 rounds (fewer than the papers' 10)"), (10.0, "last 10 rounds;")]
+    ("rounds", "text"),
+    [
+        (None, "over the last rounds;"),
+        (1.0, "over the last round (fewer than the papers' 10)"),
+        (2.0, "over the last 2 rounds (fewer than the papers' 10)"),
+        (10.0, "over the last 10 rounds;"),
+    ],
 )
-def test_rounds_counted_are_named(rounds: float, text: str) -> None:
+def test_rounds_counted_are_named(rounds: float | None, text: str) -> None:
     suite = a_suite()
     assert text in reading(suite, results_frame(suite).assign(rounds_counted=rounds))[0]
 
