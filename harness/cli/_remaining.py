@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from fedprompt.harness.cells.run import RoundProgress
 
 
+ENOUGH = 0.01  # of a session's FLOPs, to speak of the rest
+
+
 class Remaining:
     """Work that is left, at the pace at which work was done since the beginning, however many cells run side by side.
 
@@ -46,7 +49,9 @@ class Remaining:
 
     @property
     def seconds(self) -> float | None:
-        """None while nothing has been measured yet."""
+        """None until a hundredth of the FLOPs are done: cheap cells, which come first, tell nothing of the others."""
+        if sum(share * self._flops[key] for key, share in self._done.items()) < ENOUGH * sum(self._flops.values()):
+            return None
         counted = sum(self._counted.values())
         overall = sum(self._seconds.values()) / counted if counted else 1.0
 

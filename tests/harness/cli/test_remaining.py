@@ -63,3 +63,10 @@ def test_failed_cells_are_not_waited_for() -> None:
     pass_rounds(remaining, clock, done, 1.0)
     remaining.end(failed.hash)
     assert remaining.seconds == 0.0
+
+
+def test_cheap_cells_that_come_first_say_nothing_of_the_rest() -> None:
+    cheap, dear = a_cell("head-tune"), a_cell("sgpt")
+    remaining, clock = session(cheap, dear, **{"head-tune": 1, "sgpt": 1000})
+    pass_rounds(remaining, clock, cheap, 5)
+    assert remaining.seconds is None
