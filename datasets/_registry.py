@@ -237,7 +237,7 @@ def _user_path(name: str) -> tuple[Path, str]:
     """The folder of ``folder:PATH`` or ``folder:PATH?layout=LEVELS``, and the layout (empty: to be recognised)."""
     text, _, layout = name.removeprefix(FOLDER).partition(LAYOUT)
     if not text:
-        raise MissingDataError(f"{name!r} names no folder; give its path, such as {FOLDER}photos")
+        raise MissingDataError(f"{name!r} names no folder; give the path of one, such as {FOLDER}photos")
     try:
         text.encode()
         path = Path(text).expanduser().resolve()
