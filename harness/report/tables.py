@@ -116,9 +116,9 @@ def _uncompared(numbers: pd.DataFrame) -> Iterator[Note]:
         too_few |= bool(has_control.any())
     if heads:
         names = " or a ".join(dict.fromkeys(heads))
-        yield Note("", f"{MISSING} under Gain: no control, because the table has no finished No prompt with a {names}.")
+        yield Note("", f"No gain ({MISSING}): the table has no finished row of no prompt with a {names}, the control.")
     if too_few:
-        yield Note("", f"{MISSING} under Gain: fewer than two clients can be compared with the control.")
+        yield Note("", f"No gain ({MISSING}): fewer than two clients can be compared with the control.")
 
 
 def _marked(columns: Sequence[Column], meaning: str) -> Iterator[Note]:

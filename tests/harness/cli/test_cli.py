@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedprompt.harness.cells import session as session_module
 from fedprompt.harness.cells import suite as suite_module
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import CellOutcome
+from fedprompt.harness.cells.folder import run_folder
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cli import COMMANDS, build_parser, main
 from fedprompt.methods import registry
@@ -257,6 +259,14 @@ def test_bench_expands_its_suite_once_and_reports(
     assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1", "--methods", "fedvpt"]) == 0
     assert "4 of 4 cells are finished already" in capsys.readouterr().err
     assert "| No prompt |" in (tmp_path / "report" / "mini" / "report.md").read_text()  # still the whole suite's
+    for cell in made_cells[:8]:
+        if cell.method == "fedvpt":
+            shutil.rmtree(run_folder(tmp_path, cell))
+    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1", "--methods", "fedvpt"]) == 0
+    assert "4/4 FedVPT" in capsys.readouterr().err  # trained anew
+    table = (tmp_path / "report" / "mini" / "report.md").read_text()
+    assert "| No prompt |" in table
+    assert "| FedVPT |" in table
 
 
 def test_a_failed_cell_is_named_and_the_exit_code_is_one(

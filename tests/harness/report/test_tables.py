@@ -163,7 +163,7 @@ def test_methods_of_different_heads_have_different_controls() -> None:
     records = records_frame({(0, row, 0): [CLIENTS] * 2 for row in ("head-tune", "fedvpt")})
     [(means, _)] = tables(suite, results_frame(suite, average=[0.5, 0.5], worst_local=[0.5, 0.5]), records)
     assert entries(means)["m=1", "Gain"] == ["control", "–"]
-    text = "– under Gain: no control, because the table has no finished No prompt with a local head."
+    text = "No gain (–): the table has no finished row of no prompt with a local head, the control."
     assert Note("", text) in means.notes
 
 
@@ -171,7 +171,7 @@ def test_why_one_client_has_no_gain_is_said() -> None:
     suite, records = by_policy(head_tune=CLIENTS[:1], fedvpt=BETTER[:1])
     [(means, _)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
     assert entries(means)["Local head", "Gain"] == ["control", "–"]
-    assert means.notes == (Note("", "– under Gain: fewer than two clients can be compared with the control."),)
+    assert means.notes == (Note("", "No gain (–): fewer than two clients can be compared with the control."),)
 
 
 def test_where_every_row_has_its_control_no_dash_is_explained() -> None:

@@ -93,7 +93,7 @@ def test_a_gain_without_its_control_is_explained_at_the_table(tmp_path: Path, ur
     _, markdown, _ = report(suite, uri, tmp_path)
     assert row_of(markdown, "FedVPT")[2] == "–"
     for text in (markdown, (tmp_path / "report" / "tiny" / "index.html").read_text()):
-        assert "– under Gain: no control, because the table has no finished No prompt with a local head." in text
+        assert "No gain (–): the table has no finished row of no prompt with a local head, the control." in text
 
 
 def test_missing_cells_are_shown_as_missing(tmp_path: Path, uri: str, no_figures: None) -> None:
