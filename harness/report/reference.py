@@ -82,11 +82,16 @@ def _missing(cells: Sequence[Cell], finished: Sequence[Cell]) -> str:
 def _readme(suite: Suite, finished: int, missing: str) -> str:
     """What there is, what is missing, and the commands that make it."""
     backbone, embedded = suite.backbone, {"glyph-domains", "glyph-100"}
+    datasets = sorted({setting.dataset for setting in suite.settings} - embedded)
     weights = f" --weights FILE  # {backbone.weights}" if _is_own_file(suite) else ""
-    data = "" if {setting.dataset for setting in suite.settings} <= embedded else " --data-root DIR"
+    data = " --data-root DATA" if datasets else ""
     words = [*(["tune"] if suite.tuned else []), "bench"]
     lines = [f"    fedprompt {word} {suite.name}{data}{weights}" for word in words]
     lines.append(f"    fedprompt report {suite.name} --publish DIR{weights}")
+    if datasets:
+        lines.append(f"\nDATA holds {', '.join(datasets)} (docs/data.md).")
+    if weights:
+        lines.append(f"\nFILE holds weights of {backbone.name}.")
     about = [f"{finished} cells.", *([missing] if missing else [])]
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     return f"# {suite.title}\n\n{' '.join(about)} Published with {packages}. Made by\n\n" + "\n".join(lines) + "\n"
