@@ -172,7 +172,7 @@ class Method(ABC):
         return Stage("adapt", {k: lr for k, lr in self.rates().items() if k.startswith("head.")}, epochs)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
-        """What the head reads, (K, B, d); the loss finds it as ``batch.head_inputs`` in stage "adapt"."""
+        """What the head reads, (K, B, d); in stage "adapt" the batch knows it as `HEAD_INPUTS`."""
         raise NotImplementedError  # called with fixed_inputs only
 
     def step_floats(self) -> int:

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.batch import HEAD_INPUTS, Batch
 from fedprompt.methods._contract import Method, State
 
 HEAD_INITS = ("torch_default", "kaiming_fan_out", "zeros")
@@ -155,8 +155,7 @@ class HeadedMethod(Method):
         return {**dict.fromkeys(prompts, lr), **head}
 
     def logits(self, theta: State, batch: Batch) -> Tensor:
-        features = self.features(theta, batch) if batch.head_inputs is None else batch.head_inputs
-        return linear(features, theta)
+        return linear(batch.once(HEAD_INPUTS, lambda: self.features(theta, batch)), theta)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
         return self.features(theta, batch)

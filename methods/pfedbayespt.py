@@ -47,7 +47,7 @@ class View(NamedTuple):
 class Pass(NamedTuple):
     """One prompted pass."""
 
-    logits: Tensor  # (K, B, C)
+    features: Tensor  # (K, B, d)
     prompt: Tensor  # (n, D_p, v, d): p
     psis: list[Gaussian]  # one for each mask; p was drawn from the first
 
@@ -162,12 +162,12 @@ class PFedBayesPT(HeadedMethod):
         return list(batch.pack(batch.normal(draws, *self.prompt_shape)).unbind(1))
 
     def forward(self, view: View, masks: Sequence[Tensor | None], noise: Tensor | None) -> Pass:
-        """Draw p from the psi of the first mask and classify with it; further masks give psi for its density."""
+        """Draw p from the psi of the first mask and look at images with it; further masks give psi for its density."""
         if view.tokens is None:
             return self.inline_forward(view, masks, noise)
         psis = self.posteriors(view.encoder, view.tokens, masks, view.batch.sizes)
         prompt = psis[0].draw(noise)
-        return Pass(self.prompted_logits(view, lambda block, _: prompt[:, block]), prompt, psis)
+        return Pass(self.features_with(view, lambda block, _: prompt[:, block]), prompt, psis)
 
     def inline_forward(self, view: View, masks: Sequence[Tensor | None], noise: Tensor | None) -> Pass:
         """The same with one pass less: encode and draw block by block, from the tokens that enter it."""
@@ -182,14 +182,12 @@ class PFedBayesPT(HeadedMethod):
             prompts.append(layers[-1][0].draw(None if noise is None else noise[:, here]))
             return prompts[-1][:, 0]
 
-        logits = self.prompted_logits(view, instance)
-        return Pass(logits, torch.cat(prompts, 1), [Gaussian.joined(psi) for psi in zip(*layers, strict=True)])
+        features = self.features_with(view, instance)
+        return Pass(features, torch.cat(prompts, 1), [Gaussian.joined(psi) for psi in zip(*layers, strict=True)])
 
-    def prompted_logits(self, view: View, instance: Callable[[int, Tensor], Tensor]) -> Tensor:
-        batch = view.batch
-        images = batch.images if view.tokens is None else batch.layer_inputs[:, 0]  # the latter are embedded
-        features = self.backbone.cls(images, self.edit(view.prompts, instance))
-        return linear(batch.pad(features), view.theta)
+    def features_with(self, view: View, instance: Callable[[int, Tensor], Tensor]) -> Tensor:
+        images = view.batch.images if view.tokens is None else view.batch.layer_inputs[:, 0]  # the latter are embedded
+        return view.batch.pad(self.backbone.cls(images, self.edit(view.prompts, instance)))
 
     def edit(self, prompts: Tensor, instance: Callable[[int, Tensor], Tensor]) -> Edit:
         """Rows after CLS: global prompts, then instance prompts, each renewed up to its own depth."""
@@ -206,7 +204,7 @@ class PFedBayesPT(HeadedMethod):
         if self.deterministic or batch.stage == "adapt":
             mean = batch.stage == "adapt" and self.params.unseen_head_prompt == "mean"
             noise, masks = ([None], [None]) if mean else (self.noise(batch, 1), self.masks(batch, 1))
-            return cross_entropy(self.forward(view, masks, noise[0]).logits, batch)
+            return cross_entropy(linear(self.forward(view, masks, noise[0]).features, theta), batch)
         J, S = self.params.importance, self.params.mixture  # noqa: N806
         noise, masks = self.noise(batch, J), self.masks(batch, J)
         further = [self.masks(batch, S)] * J if self.params.mix_shared else [self.masks(batch, S) for _ in range(J)]
@@ -221,7 +219,8 @@ class PFedBayesPT(HeadedMethod):
         else:
             gap = (log_normal(drawn.prompt, prior) - source).sum(-1)
         gain = mixture_gain(source, others, self.params.mixture_level == "per_layer")
-        likelihood = -F.cross_entropy(drawn.logits.transpose(1, 2), view.batch.labels, reduction="none")
+        logits = linear(drawn.features, view.theta)
+        likelihood = -F.cross_entropy(logits.transpose(1, 2), view.batch.labels, reduction="none")
         return likelihood + self.beta * view.batch.pad(gap + gain)
 
     def draw_with_densities(
@@ -251,7 +250,12 @@ class PFedBayesPT(HeadedMethod):
         return {0: nested.get(self.params.samples, nested[1]), **(nested if len(nested) > 1 else {})}
 
     def log_probabilities(self, theta: State, batch: Batch, draws: int) -> Tensor:
-        """(V, K, B, C). Random numbers are drawn for all that a sweep needs, so that fewer draws are its first ones."""
+        """(V, K, B, C)."""
+        features = batch.once(f"{draws} draws", lambda: self.drawn_features(theta, batch, draws))
+        return torch.stack([linear(drawn, theta) for drawn in features]).log_softmax(-1)
+
+    def drawn_features(self, theta: State, batch: Batch, draws: int) -> Tensor:
+        """(V, K, B, d). Random numbers are drawn for all that a sweep needs, so that fewer draws are its first ones."""
         most = max(self.params.samples, self.params.samples_max)
         masks = self.masks(batch, most)[:draws]
         sampled = not self.deterministic and self.params.test_prompt == "sampled"
@@ -259,7 +263,7 @@ class PFedBayesPT(HeadedMethod):
         if masks[0] is None and noise[0] is None:
             draws = 1  # nothing is random: every draw would be the same
         view = self.view(theta, batch)
-        return torch.stack([self.forward(view, [masks[v]], noise[v]).logits for v in range(draws)]).log_softmax(-1)
+        return torch.stack([self.forward(view, [masks[v]], noise[v]).features for v in range(draws)])
 
     @torch.no_grad()
     def diagnostics(self, theta: State, batch: Batch) -> State:
@@ -284,7 +288,7 @@ class PFedBayesPT(HeadedMethod):
         centre = (mean.sum(1) / count.clamp(min=1)[:, None])[:, None]
         square, spread = (batch.mean(x.square().mean(-1)) for x in (mean, mean - centre))
         between = spread / square * count / (count - 1).clamp(min=1)  # a mean of few images is too close to them
-        sizes = {"ce": cross_entropy(drawn.logits, batch), "mu": square.sqrt(), "mu_between": between}
+        sizes = {"ce": cross_entropy(linear(drawn.features, theta), batch), "mu": square.sqrt(), "mu_between": between}
         return sizes | {name: batch.mean(batch.pad(value)) for name, value in per_image.items()}
 
 

@@ -74,8 +74,7 @@ def run_cell(
         counts = None if site.evaluate_all else Counts()
         for scheduled in federation.schedule(partition.unseen, after=state.round):
             log = federation.step(state, scheduled.cohort)
-            wanted = scheduled.evaluations
-            records = [record for evaluation in wanted for record in carry_out(federation, state, evaluation, counts)]
+            records = carry_out(federation, state, scheduled.evaluations, counts)
             journal.append(state, log, records)
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round

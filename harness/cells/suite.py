@@ -190,11 +190,20 @@ class Suite:
 
     @cached_property
     def _expanded(self) -> dict[tuple[int, int, int], tuple[Planned, ...]]:
-        """Entries of all policies, by the indices of setting and row, and by seed."""
-        return {
+        """Entries of all policies, by the indices of setting and row, and by seed.
+
+        A cell that sweeps over draws also counts what the same one without a sweep does, and stands for it.
+        """
+        entries = {
             (column, line, seed): tuple(self._entries(setting, row, seed))
             for column, setting in enumerate(self.settings)
             for (line, row), seed in itertools.product(enumerate(setting.rows), self.seeds)
+        }
+        swept = (entry.cell for of_row in entries.values() for entry in of_row if entry.cell.protocol.sweep)
+        instead = {replace(cell, protocol=replace(cell.protocol, sweep=False)).hash: cell for cell in swept}
+        return {
+            place: tuple(entry._replace(cell=instead.get(entry.cell.hash, entry.cell)) for entry in of_row)
+            for place, of_row in entries.items()
         }
 
     def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.model.batch import HEAD_INPUTS, Batch
 from fedprompt.harness.model.layer_inputs import LayerInputs
 
 SplitName = Literal["train", "test", "val", "base", "novel", "target"]
@@ -114,7 +114,7 @@ class ClientData:
             batch = self.batch(clients, "train", places, rngs, stage)
             if head_inputs is not None:
                 rows = [inputs[where] for inputs, where in zip(head_inputs, places, strict=True)]
-                batch = replace(batch, head_inputs=batch.pad(torch.cat(rows)))
+                batch = replace(batch, known={HEAD_INPUTS: batch.pad(torch.cat(rows))})
             yield batch
 
     def ordered(

@@ -75,9 +75,12 @@ class Counts:
         if before is now:
             return True
         if self._compared is None or self._compared[0] is not before or self._compared[1] is not now:
-            same = before.keys() == now.keys() and all(torch.equal(before[name], now[name]) for name in now)
-            self._compared = (before, now, same)
+            self._compared = (before, now, same_values(before, now))
         return self._compared[2]
+
+
+def same_values(before: State, now: State) -> bool:
+    return before.keys() == now.keys() and all(torch.equal(before[name], now[name]) for name in now)
 
 
 def _reading(evaluation: Evaluation) -> Reading:

@@ -1,8 +1,10 @@
 """Evaluation: every client's accuracy on its own data, with no effect on what follows."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -10,11 +12,12 @@ from torch import Tensor
 
 from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
-from fedprompt.harness.federation.counts import Counts
+from fedprompt.harness.federation.counts import Counts, same_values
 from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.precision import passes_in
 from fedprompt.harness.federation.rounds import Federation, FederationState, require_finite
 from fedprompt.harness.federation.schedule import (
+    Clients,
     Evaluation,
     Group,
     evaluations_now,
@@ -25,6 +28,7 @@ from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.methods import State
 
 LOCAL = "local"
+Known = defaultdict[int, dict[str, Tensor]]  # by batch
 
 
 class Record(NamedTuple):
@@ -46,25 +50,54 @@ class Record(NamedTuple):
     test_set: str = LOCAL  # the client's own images, or what all clients share: base, novel, target
 
 
+class Common:
+    """What predictions for a stack of clients have in common while their readings differ in heads alone."""
+
+    def __init__(self) -> None:
+        self._readings: dict[tuple[Clients, SplitName], tuple[State, Known]] = {}
+
+    def known(self, clients: Clients, split: SplitName, theta: State) -> Known:
+        """What is known of each batch; nothing if more than heads has changed since the last reading."""
+        rest = {name: tensor for name, tensor in theta.items() if not name.startswith("head.")}
+        reading = self._readings.get((clients, split))
+        if reading is None or not same_values(reading[0], rest):
+            reading = self._readings[clients, split] = rest, defaultdict(dict)
+        return reading[1]
+
+
 def carry_out(
-    federation: Federation, state: FederationState, evaluation: Evaluation, counts: Counts | None = None
+    federation: Federation, state: FederationState, evaluations: Sequence[Evaluation], counts: Counts | None = None
 ) -> list[Record]:
-    """Count correct predictions in the current state, of one stack of clients after the other.
+    """Count correct predictions in the current state, of one stack of clients after the other, in every reading of it.
 
     Clients whose earlier ``counts`` hold are not counted again; what is counted now is added to them.
     """
-    records: list[Record] = []
-    for groups in evaluation.stacks:
-        counted: list[Record] = []
-        for group in groups:
-            known, changed = counts.split(state, evaluation, group) if counts else ([], group)
-            counted += [Record(state.round, *record[1:]) for record in known]
-            if not changed.clients:
-                continue
+    records: list[list[Record]] = [[] for _ in evaluations]
+    for stacks in zip_longest(*(evaluation.stacks for evaluation in evaluations), fillvalue=()):
+        common = Common() if len(evaluations) > 1 else None
+        for evaluation, groups, counted in zip(evaluations, stacks, records, strict=True):
+            counted += _count_stack(federation, state, evaluation, groups, counts, common)
+    return list(chain.from_iterable(records))
+
+
+def _count_stack(
+    federation: Federation,
+    state: FederationState,
+    evaluation: Evaluation,
+    groups: Sequence[Group],
+    counts: Counts | None,
+    common: Common | None,
+) -> list[Record]:
+    counted: list[Record] = []
+    in_order = len(groups) == 1 and not evaluation.sweep and not evaluation.shared
+    for group in groups:
+        known, changed = counts.split(state, evaluation, group) if counts else ([], group)
+        counted += [Record(state.round, *record[1:]) for record in known]
+        if changed.clients:
+            in_order &= not known
             with passes_in(federation.protocol.precision, federation.data.device):
-                counted += _evaluate(federation, state, evaluation, changed, counts)
-        records += sorted(counted, key=_order)
-    return records
+                counted += _evaluate(federation, state, evaluation, changed, counts, common)
+    return counted if in_order else sorted(counted, key=_order)
 
 
 def _order(record: Record) -> tuple[bool, str, int, int]:
@@ -81,7 +114,7 @@ def evaluate(
     protocol, selected = federation.protocol, federation.members if clients is None else clients
     shared = federation.shared_splits if split == "test" else ()
     evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split, shared)
-    return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
+    return carry_out(federation, state, evaluations)
 
 
 def evaluate_unseen(
@@ -89,11 +122,16 @@ def evaluate_unseen(
 ) -> list[Record]:
     """Clients kept out of training: each adapts to the server's current state, then every reading is counted."""
     evaluations = newcomer_evaluations(federation.protocol, clients, federation.stack, split)
-    return [record for evaluation in evaluations for record in carry_out(federation, state, evaluation)]
+    return carry_out(federation, state, evaluations)
 
 
 def _evaluate(
-    federation: Federation, state: FederationState, evaluation: Evaluation, group: Group, counts: Counts | None
+    federation: Federation,
+    state: FederationState,
+    evaluation: Evaluation,
+    group: Group,
+    counts: Counts | None,
+    common: Common | None,
 ) -> list[Record]:
     newcomers = evaluation.newcomers
     if group.epochs or newcomers:
@@ -105,7 +143,7 @@ def _evaluate(
     for split in (evaluation.split, *evaluation.shared):
         sweep = evaluation.sweep and split == evaluation.split
         rngs, fresh = _generators(federation, state, group.clients), _generators(federation, state, group.clients)
-        counted = count_correct(federation, state, theta, group.clients, split, sweep, rngs)
+        counted = count_correct(federation, state, theta, group.clients, split, sweep, rngs, common)
         records += [record._replace(unseen=newcomers, policy=evaluation.policy) for record in counted]
         drawn |= any(not torch.equal(a.get_state(), b.get_state()) for a, b in zip(rngs, fresh, strict=True))
     if counts is not None and not drawn:
@@ -174,6 +212,7 @@ def count_correct(
     split: SplitName,
     sweep: bool = False,
     rngs: Sequence[torch.Generator] | None = None,  # of the clients; by default those of the round
+    common: Common | None = None,  # to other readings of these clients
 ) -> list[Record]:
     """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
     data, protocol, is_shared = federation.data, federation.protocol, split in federation.shared_splits
@@ -183,8 +222,9 @@ def count_correct(
     constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
     is_masked = protocol.mask_local_classes and not is_shared
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if is_masked else None
-    for plain in data.ordered(clients, split, protocol.batch_size, rngs):
-        batch = replace(plain, start=constants)
+    known = common.known(tuple(clients), split, {**theta, **constants}) if common else None
+    for number, plain in enumerate(data.ordered(clients, split, protocol.batch_size, rngs)):
+        batch = replace(plain, start=constants, known=None if known is None else known[number])
         predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
             scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class

@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+HEAD_INPUTS = "head inputs"  # the name under which a batch knows what its heads read
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -27,13 +29,22 @@ class Batch:
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
     # (n, depth, 1+M, d), packed: tokens entering blocks without prompts; there if the method needs "layer inputs"
     layer_inputs: Tensor = field(default_factory=lambda: torch.empty(0))
-    head_inputs: Tensor | None = None  # (K, B, d): `Method.head_inputs`, where only the head trains and they are known
+    # What `once` has computed of these images, by name, while only heads change; None where nothing is kept.
+    known: dict[str, Tensor] | None = None
 
     @cached_property
     def mask(self) -> Tensor:
         """(K, B) bool: true for real samples."""
         sizes = torch.tensor(self.sizes, device=self.labels.device)
         return torch.arange(self.labels.shape[1], device=self.labels.device) < sizes[:, None]
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """``compute()``, which no head enters: done once for all epochs and readings that differ in heads alone."""
+        if self.known is None:
+            return compute()
+        if name not in self.known:
+            self.known[name] = compute()
+        return self.known[name]
 
     def rows(self, per_client: Tensor) -> Tensor:
         """What each client has, (K, ...), repeated for each of its real samples, (n, ...)."""

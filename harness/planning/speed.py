@@ -127,13 +127,12 @@ def crowd(clients: int, selected: int = 5, images: int = 40, tested: int = 4) ->
     )
     ready, counts = Federation(method, data, rules, seed=0), Counts()
     state, rounds = ready.start(), ready.schedule()
-    for evaluation in evaluations_now(rules, 0, ready.members, (), rules.stack):
-        carry_out(ready, state, evaluation, counts)
+    carry_out(ready, state, evaluations_now(rules, 0, ready.members, (), rules.stack), counts)
 
     def work() -> object:
         scheduled = next(rounds)
         ready.step(state, scheduled.cohort)
-        return [carry_out(ready, state, evaluation, counts) for evaluation in scheduled.evaluations]
+        return carry_out(ready, state, scheduled.evaluations, counts)
 
     return work
 

@@ -14,7 +14,7 @@ from fedprompt.datasets import Dataset, Partition, make_partition, parse_partiti
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.site import DEFAULT_SITE
 from fedprompt.harness.core.progress import track
-from fedprompt.harness.federation.policy import is_finetuned
+from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
 from fedprompt.harness.federation.schedule import (
@@ -116,10 +116,11 @@ class Workload:
 
     def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
         train, newcomers, batch_size = self.deal.train[clients], evaluation.newcomers, self.batch_size
-        predicted = self.swept if evaluation.sweep else self.evaluated
-        predicted.add(self.deal.test[clients], starts, batch_size, texts_once=True)
-        for split in evaluation.shared:
-            self.evaluated.add(np.full(len(clients), self.deal.shared[split]), starts, batch_size, texts_once=True)
+        if not _differs_in_heads(evaluation.policy):
+            predicted = self.swept if evaluation.sweep else self.evaluated
+            predicted.add(self.deal.test[clients], starts, batch_size, texts_once=True)
+            for split in evaluation.shared:
+                self.evaluated.add(np.full(len(clients), self.deal.shared[split]), starts, batch_size, texts_once=True)
         for _ in range(bool(epochs or newcomers) + newcomers):
             self.begun.add(np.minimum(train, batch_size), starts, batch_size)
         if newcomers:
@@ -293,6 +294,11 @@ def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally
 
 
 @cache
+def _differs_in_heads(policy: str) -> bool:
+    """Whether another reading has passed the images already: what fine-tuned heads read has not changed."""
+    return is_finetuned(policy) and head_owner(policy) != "none"
+
+
 def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
     """Passes over a client's data while it adapts for so many epochs."""
     return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, shared=shared)))

@@ -15,6 +15,7 @@ from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.evaluation import adapt, evaluate
 from fedprompt.harness.model.backbone import Prompted, insert
 from fedprompt.methods._densities import Gaussian
+from fedprompt.methods._headed import linear
 from fedprompt.methods.pfedbayespt import PFedBayesPT
 
 # -- state -----------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ def test_prediction_is_that_of_the_blocks_with_rows_put_in_by_hand() -> None:
     features = method.backbone.cls(batch.images, edit)
     weight, bias = batch.rows(theta["head.weight"]), batch.rows(theta["head.bias"])
     expected = torch.einsum("ncd,nd->nc", weight, features) + bias
-    torch.testing.assert_close(batch.pack(prompted.logits), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batch.pack(linear(prompted.features, theta)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_encoders_give_one_prompt_per_image_and_layer() -> None:
@@ -232,7 +233,7 @@ def test_draws_are_nested_and_their_probabilities_averaged() -> None:
     federation, method, theta = build(FULL, mask_keep_prob=0.5)
     batch = batch_of(federation, stage="evaluate")
     masks, view = method.masks(batch, 10), method.view(theta, batch)
-    each = torch.stack([method.forward(view, [mask], None).logits.softmax(-1) for mask in masks])
+    each = torch.stack([linear(method.forward(view, [mask], None).features, theta).softmax(-1) for mask in masks])
     for v in (1, 2, 5, 10):
         averaged = probabilities(FULL, mask_keep_prob=0.5, samples=v)
         torch.testing.assert_close(averaged, each[:v].mean(0))
@@ -283,7 +284,7 @@ def test_a_new_client_fits_its_head_by_cross_entropy(method: type[PFedBayesPT]) 
     assert not torch.equal(mean, sampled)
     federation, built, theta = build(method)
     batch = batch_of(federation)
-    plain = pass_of(built, theta, batch).logits
+    plain = linear(pass_of(built, theta, batch).features, theta)
     expected = torch.nn.functional.cross_entropy(plain.flatten(0, 1), batch.labels.flatten(), reduction="none")
     torch.testing.assert_close(mean, expected.view(2, 6).mean(1))
 

@@ -8,6 +8,7 @@ from support.bayes_toy import FULL, MC, G, batch_of, build, loss_of, pass_of
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.methods._headed import linear
 
 # -- the objective ---------------------------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def test_without_mixture_the_loss_is_the_plain_bound() -> None:
     psi, size = drawn.psis[0], 3 * 32
     q, prior = torch.distributions.Normal(psi.mean, psi.std), torch.distributions.Normal(0.0, 1.0)
     gap = (prior.log_prob(drawn.prompt) - q.log_prob(drawn.prompt)).sum((1, 2, 3))
-    likelihood = drawn.logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+    likelihood = linear(drawn.features, theta).log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
     expected = -(likelihood + batch.pad(gap) / size).mean(1)
     torch.testing.assert_close(method.loss(theta, batch_of(federation)), expected)
 
@@ -104,8 +105,8 @@ def test_gradient_reaches_the_variance_through_the_noise_only() -> None:
     leaf, _ = theta["encoder.logvar.0.weight"].requires_grad_(), theta["prompts"].requires_grad_()
     batch = batch_of(federation)
     for noise, reached in ((method.noise(batch, 1)[0], True), (None, False)):
-        logits = pass_of(method, theta, batch, None, noise).logits
-        (grad,) = torch.autograd.grad(logits.sum(), [leaf], allow_unused=True)
+        features = pass_of(method, theta, batch, None, noise).features
+        (grad,) = torch.autograd.grad(features.square().sum(), [leaf], allow_unused=True)
         assert (grad is not None and bool(grad.any())) is reached
 
 

@@ -40,3 +40,12 @@ def test_a_variant_with_its_own_parameters_trains_for_itself() -> None:
 def test_both_readings_decide_the_rate_that_they_share() -> None:
     (search,) = searches(load_suite("embedded-clip").only(["promptfl"]))[:1]
     assert search.readings == ("average", "average_ft")
+
+
+def test_a_swept_cell_stands_for_the_same_one_without_a_sweep() -> None:
+    sweep = {**SETTING, "kind": "vsweep", "methods": ["pfedbayespt"], "protocol": {"sweep": True}}
+    raw = {"backbone": "micro-vit", "seeds": [0], "methods": ["fedvpt", "pfedbayespt"], "settings": [SETTING, sweep]}
+    fedvpt, main, swept = parse_suite("x", raw).planned()
+    assert main.cell == swept.cell
+    assert swept.cell.protocol.sweep
+    assert not fedvpt.cell.protocol.sweep

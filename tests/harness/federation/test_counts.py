@@ -20,7 +20,7 @@ def run(federation: Federation, counts: Counts | None) -> list[Record]:
     for scheduled in federation.schedule():
         federation.step(state, scheduled.cohort)
         for evaluation in scheduled.evaluations:
-            records += carry_out(federation, state, evaluation, counts)
+            records += carry_out(federation, state, [evaluation], counts)
     return records
 
 
