@@ -16,6 +16,8 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import CellOutcome
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cli import COMMANDS, build_parser, main
+from fedprompt.harness.cli import _progress as progress_module
+from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -165,6 +167,23 @@ def test_run_leaves_a_finished_run_and_a_record(finished: Path) -> None:
 def test_sync_has_nothing_left_to_do(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "--out", str(finished)]) == 0
     assert capsys.readouterr().out.strip() == "recorded 0, already there 1, failed 0"
+
+
+def test_what_is_typed_reaches_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a file says, and no default, comes after it."""
+    cells: list[Cell] = []
+
+    def refuse(planned: list[Cell], *_: object) -> None:
+        cells.extend(planned)
+        raise UserError("seen")
+
+    monkeypatch.setattr(progress_module, "run_and_record", refuse)
+    typed = ["--seed", "7", "--rounds", "3", "--set", "lr=0.25", "--set", "length=4", "--set", "epochs=2"]
+    assert main([*RUN, *typed, "--policy", "global", "--out", str(tmp_path)]) != 0
+    (cell,) = cells
+    assert (cell.method, cell.dataset, cell.seed) == ("fedvpt", "glyph-domains", 7)
+    assert (cell.params["lr"], cell.params["length"]) == (0.25, 4)
+    assert (cell.protocol.rounds, cell.protocol.epochs, cell.protocol.head) == (3, 2, "global")
 
 
 def test_a_second_run_says_that_it_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
