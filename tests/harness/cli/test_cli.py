@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.report_suites import row_of
 from support.run_folders import done_folder, new_store
 
 from fedprompt.harness.cells import session as session_module
@@ -244,10 +245,12 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
     assert "examples:" in capsys.readouterr().out
 
 
-def test_bench_expands_its_suite_once_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a suite with two settings, two methods and two seeds; training is replaced by finished folders."""
+Mini = tuple[list[str], list[Cell]]
+
+
+@pytest.fixture
+def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mini:
+    """Words that bench two settings, two methods and two seeds, with finished folders for training; cells made."""
     suite = tmp_path / "mini.toml"
     suite.write_text(
         'backbone = "micro-vit"\nseeds = [0, 1]\nmethods = ["head-tune", "fedvpt"]\n[protocol]\nrounds = 2\nlast = 2\n'
@@ -267,15 +270,31 @@ def test_bench_expands_its_suite_once_and_reports(
     monkeypatch.setattr(session_module, "execute", finish_at_once)
     monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     new_store(tmp_path)
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    return ["bench", str(suite), "--out", str(tmp_path), "--workers", "1"], made_cells
+
+
+def test_bench_expands_its_suite_once_and_reports(
+    tmp_path: Path, mini: Mini, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, made_cells = mini
+    assert main(words) == 0
     assert len(made_cells) == 8
     assert (tmp_path / "report" / "mini" / "index.html").exists()
     assert "8 of 8 cells" not in capsys.readouterr().err
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert main(words) == 0
     assert "8 of 8 cells are finished already" in capsys.readouterr().err
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1", "--methods", "fedvpt"]) == 0
+    assert main([*words, "--methods", "fedvpt"]) == 0
     assert "4 of 4 cells are finished already" in capsys.readouterr().err
     assert "| No prompt |" in (tmp_path / "report" / "mini" / "report.md").read_text()  # still the whole suite's
+
+
+def test_bench_of_some_methods_keeps_the_other_rows_of_the_report(tmp_path: Path, mini: Mini) -> None:
+    words, _ = mini
+    for method, unfinished in (("head-tune", "FedVPT"), ("fedvpt", "")):
+        assert main([*words, "--methods", method]) == 0
+        report = (tmp_path / "report" / "mini" / "report.md").read_text()
+        for title in ("No prompt", "FedVPT"):
+            assert row_of(report, title)[1] == ("–" if title == unfinished else "50.00±0.00")
 
 
 def test_a_failed_cell_is_named_and_the_exit_code_is_one(
