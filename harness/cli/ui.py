@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def ui(args: Namespace) -> int:
     links = _links(f"http://127.0.0.1:{args.port}", f"sqlite:///{database.resolve()}")
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
     environment = {**ENVIRONMENT, **os.environ}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends with this process, however it is asked
     server = subprocess.Popen([*command, "--backend-store-uri", f"sqlite:///{database.resolve()}"], env=environment)
     try:
         _wait(server, args.port)

@@ -1,3 +1,5 @@
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import pytest
 from support.run_folders import a_cell, done_folder, new_store
 
 from fedprompt.harness.cli import main
+from fedprompt.harness.cli import ui as module
 from fedprompt.harness.cli.ui import _links, _wait
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tracking.tracker import Tracker
@@ -41,3 +44,16 @@ def test_links_lead_to_each_data_set(tmp_path: Path) -> None:
 def test_a_server_that_ends_is_not_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as server, pytest.raises(UserError, match="did not start"):
         _wait(server, 1)
+
+
+def test_the_server_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_store(tmp_path)
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(module.subprocess, "Popen", lambda *_, **__: server)
+    monkeypatch.setattr(module, "_wait", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["ui", "--port", "5059", "--no-browser", "--out", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert server.poll() == -signal.SIGTERM
