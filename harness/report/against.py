@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from fedprompt.harness.report.inference import LEVEL, holm
 
@@ -25,7 +25,7 @@ def compare_runs(ours: "pd.Series[float]", theirs: "pd.Series[float]") -> pd.Dat
     squares = sum(both[side, "squares"].fillna(0) for side in sides)
     difference = (means["ours"] - means["theirs"]).round(9)
     error, freedom = _error(squares, counts)
-    p = pd.Series(2 * stats.t.sf(np.abs(difference) / error, freedom), index=difference.index)
+    p = pd.Series(2 * special.stdtr(freedom, -np.abs(difference) / error), index=difference.index)
     p = p.mask(difference == 0, 1.0)
     adjusted = pd.Series(holm(p.to_list()), index=p.index)
     columns = {"difference": difference, "error": error, "p": p, "adjusted": adjusted, "differs": adjusted < LEVEL}
