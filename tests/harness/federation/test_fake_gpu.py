@@ -20,6 +20,7 @@ from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.harness.planning.cost import meta_method, shape_federation
 
 MICRO = BackboneSpec("micro-vit", "random", 32)
+ATTENDED: set[torch.dtype] = set()  # formats in which queries, keys and values reach the fused attention
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 
 
@@ -50,6 +51,14 @@ def backbone(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrozenViT]:
     def zeros(_: Tensor, inputs: Sequence[Tensor], **__: Any) -> list[Tensor]:
         return [torch.zeros_like(tensor) for tensor in inputs]
 
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Without a GPU torch would take its kernel for all devices, which multiplies in float32."""
+        assert query.dtype == key.dtype == value.dtype
+        ATTENDED.add(value.dtype)
+        return torch.empty_like(query)
+
+    ATTENDED.clear()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(torch.autograd, "grad", zeros)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
@@ -85,7 +94,7 @@ def test_training_multiplies_in_the_format_of_the_cell(
     monkeypatch.setattr(federation, "_train", train)
     with pytest.raises(DoneError):
         federation.step(federation.start())
-    assert (seen.formats, seen.tf32) == ({expected}, {tf32})
+    assert (seen.formats, ATTENDED, seen.tf32) == ({expected}, {expected}, {tf32})
     assert {tensor.dtype for tensor in trained.values() if tensor.is_floating_point()} == {torch.float32}
     assert not torch.is_autocast_enabled("cuda")
 
@@ -105,7 +114,7 @@ def test_evaluation_multiplies_in_the_format_of_the_cell(
     monkeypatch.setattr(evaluation_module, "count_correct", predict)
     with pytest.raises(DoneError):
         evaluation_module.evaluate(federation, federation.start())
-    assert (seen.formats, seen.tf32) == ({expected}, {tf32})
+    assert (seen.formats, ATTENDED, seen.tf32) == ({expected}, {expected}, {tf32})
 
 
 # -- copies ----------------------------------------------------------------------------------------------------------
