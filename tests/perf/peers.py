@@ -2,8 +2,8 @@
 
 All train the same prompts and head from the same values on the same batches with the same weights of the backbone, and
 average by numbers of images; the run fails if they end with other parameters. Every way says when a round has ended:
-the first round is counted as start-up, and the median of the others is what a round takes. CPU seconds are those of
-this process and all below it, because Flower's work is done by Ray's processes, on all cores at once; others use one.
+the first round is counted as start-up, and what the others take is told. CPU seconds are those of this process and all
+below it, because Flower's work is done by Ray's processes, on all cores at once; the other ways use one.
 """
 
 import json
@@ -185,7 +185,7 @@ def timed(run: Runner, ready: Federation) -> tuple[Timing, State]:
     look()
     state = run(ready, look)
     first, *others = np.diff(ends, axis=0)
-    cpu, wall = np.median(others, axis=0)
+    cpu, wall = np.mean(others, axis=0)[0], np.median(others, axis=0)[1]  # CPU time is told in steps of 10 ms
     return Timing(float(cpu), float(wall), float(max(0.0, first[1] - wall))), state
 
 
@@ -212,7 +212,7 @@ def main() -> None:
             shown = [f"{number:.2f}" for number in over]
             table.add_row(str(batch_size), name, *shown, f"{spent.start_up:.1f}", f"{gap:.1g}")
             found.append({"batch_size": batch_size, "way": name, **spent._asdict(), "difference": gap})
-    Console(width=112).print(table)
+    Console(width=132).print(table)
     path = Path("results/perf/peers.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1))
