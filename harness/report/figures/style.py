@@ -157,11 +157,12 @@ def save_figure(drawn: DrawnFigure, folder: Path) -> tuple[Path, Path]:
     """
     figure, png, pdf = drawn.figure, folder / f"{drawn.name}.png", folder / f"{drawn.name}.pdf"
     figure.set_dpi(PNG_DPI)
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)  # its methods have no types
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
     figure.set_layout_engine("none")
     canvas.print_png(png, metadata={"Software": None})
-    FigureCanvasPdf(figure).print_pdf(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None})
+    canvas = FigureCanvasPdf(figure)
+    canvas.print_pdf(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None})
     return png, pdf
