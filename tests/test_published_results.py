@@ -7,9 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fedprompt.datasets import dataset_names
 from fedprompt.harness.cells.code import code_digest
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
+from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.report.excerpt import renew
 from fedprompt.harness.report.reference import published_cells, published_records
 from fedprompt.methods import registry
@@ -22,6 +24,19 @@ def test_every_number_is_that_of_the_published_files(page: str) -> None:
     text = (ROOT / page).read_text()
     assert "<!-- excerpt of results/reference/embedded" in text
     assert text == renew(text, ROOT), "run: make excerpts"
+
+
+def test_results_say_what_data_and_weights_each_suite_needs() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    named = set(re.findall(r"fedprompt \w+ ([\w-]+) --", page)) - set(dataset_names())
+    named |= {folder.name for folder in (ROOT / "results" / "reference").iterdir()}
+    for name in named:
+        suite = load_suite(name)
+        needed = {setting.dataset for setting in suite.settings} - {"glyph-domains", "glyph-100"}
+        [line] = re.findall(rf"^- [^:]*`{name}`.*?: (.*?)(?=\n-|\n\n)", page, re.DOTALL | re.MULTILINE)
+        assert line.startswith("nothing") == (not needed)
+        for word in needed | ({suite.backbone.name} if needed else set()):
+            assert f"`{word}`" in line
 
 
 def test_the_readme_has_one_figure_of_a_published_run() -> None:

@@ -34,7 +34,8 @@ def report(args: Namespace) -> None:
     from rich.console import Console
 
     from fedprompt.harness.report import write_report
-    from fedprompt.harness.report.reference import against, publish
+    from fedprompt.harness.report.against import against
+    from fedprompt.harness.report.reference import publish
     from fedprompt.harness.tuning.tuned import tuned_choices, write_tuned
 
     suite = options.selected_suite(args)

@@ -4,6 +4,7 @@ On `meta` everything goes through the code of a real visit. FLOPs are those of m
 attention, a multiplication and an addition counting two; norms, softmax and activations are left out, as is usual.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -27,6 +28,7 @@ from fedprompt.methods import Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows
+NEWCOMER, END = "newcomer ", " end"  # likewise of clients kept out; END follows the stage where that is closed
 BEGIN = "begin"  # the kind of pass that computes what is constant in a visit; it passes no images
 Classes = int | tuple[str, ...]  # how many, or their names where text is computed of them
 FLOAT = 4  # bytes
@@ -116,17 +118,23 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     `begin` opens a visit; `train STAGE` are its steps; `end` and `diagnose` close it; `evaluate` and `sweep` predict
     (with the method's own number of draws, with all of them); `adapt` are steps of clients that train their heads
-    alone, on `inputs` that may be computed once; `newcomer` are steps before that of clients kept out; `features` are
-    frozen features or tokens, which are kept.
+    alone, on `inputs` that may be computed once; `newcomer STAGE` are steps before that of clients kept out, and
+    `newcomer STAGE end` is what follows the last of them; `features` are frozen features or tokens, which are kept.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
     batch = next(data.ordered(members, "train", protocol.batch_size, rngs))
     constants = method.begin_visit(theta, ROUND)
+    newcomer_stages = method.newcomer_stages(1)
+    newcomers = federation.theta(state, members, newcomers=True)[1] if newcomer_stages else {}
+    unclosed: Any = copy.copy(method)
+    unclosed.end_stage = lambda *_: {}
 
-    def visit(held: State, stages: Sequence[Stage], inputs: Sequence[Tensor] | None = None) -> State:
+    def visit(
+        held: State, stages: Sequence[Stage], inputs: Sequence[Tensor] | None = None, by: Method = method
+    ) -> State:
         key = (0, ROUND)
-        return train(method, held, stages, data, members, protocol, key, head_inputs=inputs, constants=constants)[0]
+        return train(by, held, stages, data, members, protocol, key, head_inputs=inputs, constants=constants)[0]
 
     def step(stage: Stage) -> State:
         return visit(theta, [replace(stage, epochs=1)])
@@ -137,10 +145,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         stages = held_stages([method.adaptation(1)], theta)
         return visit(theta, stages, once)
 
-    def newcomer() -> State:
-        _, held = federation.theta(state, members, newcomers=True)
-        stages = [replace(stage, epochs=1) for stage in held_stages(method.newcomer_stages(1), held)]
-        return visit(held, stages)
+    def newcomer(stage: Stage) -> State:
+        return visit(newcomers, held_stages([stage], newcomers), by=unclosed)
 
     def evaluated() -> Batch:
         return replace(batch, start=method.begin_evaluation(theta, [batch]))
@@ -163,7 +169,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         "sweep": torch.no_grad()(lambda: method.predictions(theta, evaluated())),
         "adapt": adapt,
         "inputs": torch.no_grad()(lambda: method.head_inputs(theta, batch) if method.fixed_inputs else None),
-        "newcomer": newcomer,
+        **{f"{NEWCOMER}{stage.name}": partial(newcomer, stage) for stage in newcomer_stages},
+        **{f"{NEWCOMER}{stage.name}{END}": partial(method.end_stage, stage, newcomers) for stage in newcomer_stages},
         "features": torch.no_grad()(features),
     }
 
@@ -194,7 +201,7 @@ def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str]
     flops, saved, trained = {}, [0], theta
     for kind, work in passes(federation, state, theta).items():
         visit = kind.startswith(TRAIN) or kind == "end"
-        if kinds is None or visit or kind in (BEGIN, *kinds):
+        if kinds is None or visit or kind.removesuffix(END) in (BEGIN, *kinds):
             with counted() as counter, kept_for_backward(method.backbone, theta) as storage_bytes:
                 result = work()
             flops[kind] = counter.flops
@@ -203,7 +210,7 @@ def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str]
                 saved.append(sum(storage_bytes.values()))
     sent = {name: tensor[0] for name, tensor in method.upload(trained, received).items()}
     down, up = payload_of(method.travelled(received, 0)), payload_of(sent)
-    begun = {BEGIN: flops[BEGIN] // clients} if flops[BEGIN] else {}
+    begun = {kind: n // clients for kind, n in flops.items() if n and (kind == BEGIN or kind.endswith(END))}
     first = down.bytes - FLOAT * (method.payload()[0] - method.first_payload()[0])
     payload = (down.floats, up.floats, down.bytes, up.bytes)
     return Cost(clients * batch_size, flops, max(saved), *payload, client_flops=begun, first_bytes_down=first)

@@ -31,7 +31,16 @@ from fedprompt.harness.federation.schedule import (
 from fedprompt.harness.model.features import CHUNK
 from fedprompt.harness.model.layer_inputs import kept_images
 from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.planning.cost import BEGIN, TRAIN, Classes, meta_method, shape_backbone, shape_federation
+from fedprompt.harness.planning.cost import (
+    BEGIN,
+    END,
+    NEWCOMER,
+    TRAIN,
+    Classes,
+    meta_method,
+    shape_backbone,
+    shape_federation,
+)
 from fedprompt.methods import Method, Stage, registry
 
 
@@ -85,6 +94,7 @@ class Workload:
     evaluated: Passes = field(default_factory=Passes)
     swept: Passes = field(default_factory=Passes)
     newcomers: Passes = field(default_factory=Passes)
+    arrivals: int = 0  # of newcomers, once per reading
     step: tuple[int, int] = (1, 1)  # as in `Tally`
 
     def __post_init__(self) -> None:
@@ -125,6 +135,7 @@ class Workload:
             self.begun.add(np.minimum(train, batch_size), starts, batch_size)
         if newcomers:
             self.newcomers.add(train, starts, batch_size)
+            self.arrivals += len(clients)
         if epochs:
             adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
             adapted.add(train, starts, batch_size)
@@ -164,8 +175,9 @@ class Visitor:
             count("adapt", passes, times)
             if method.fixed_inputs and times:
                 count("inputs", passes)
-        if work.newcomers.images:
-            count("newcomer", work.newcomers, _newcomer_passes(self))
+        for stage in _newcomer_stages(self) if work.arrivals else ():
+            count(f"{NEWCOMER}{stage.name}", work.newcomers, _epochs([stage]))
+            clients[f"{NEWCOMER}{stage.name}{END}"] += work.arrivals
         return Tally(
             +images, +steps, +clients, work.visits, int(work.took_part.sum()), work.step, self.method.task.num_clients
         )
@@ -293,22 +305,21 @@ def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
 
 
-@cache
 def _differs_in_heads(policy: str) -> bool:
     """Whether another reading has passed the images already: what fine-tuned heads read has not changed."""
     return is_finetuned(policy) and head_owner(policy) != "none"
 
 
+@cache
 def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
     """Passes over a client's data while it adapts for so many epochs."""
     return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, shared=shared)))
 
 
 @cache
-def _newcomer_passes(visitor: Visitor) -> int:
-    """Passes over a newcomer's data before it trains its head."""
-    stages = visitor.method.newcomer_stages(visitor.protocol.epochs)
-    return _epochs(held_stages(stages, _held(visitor, newcomers=True)))
+def _newcomer_stages(visitor: Visitor) -> Sequence[Stage]:
+    """What a newcomer goes through before it trains its head."""
+    return held_stages(visitor.method.newcomer_stages(visitor.protocol.epochs), _held(visitor, newcomers=True))
 
 
 def _held(visitor: Visitor, newcomers: bool = False, shared: bool = True) -> Collection[str]:

@@ -1,4 +1,4 @@
-"""Published runs: a report with all records behind it, small enough to commit, and a comparison of your runs with it.
+"""Published runs: a report with all records behind it, small enough to commit.
 
 cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum, environment), rounds.csv
 records.csv.gz    every record of every finished cell
@@ -7,7 +7,7 @@ suite.toml        the suite; tuned.toml the values it ran with
 cells.csv, tables.csv, report.md, figures/    as `fedprompt report` writes them
 README.md         what is missing, if anything is; versions; the commands that make it
 
-`restore` makes run folders of them again.
+`restore` makes run folders of them again; `against` compares your runs with them.
 """
 
 import gzip
@@ -28,15 +28,10 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import suite_path
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.report.against import compare_runs
-from fedprompt.harness.report.collect import METRICS
 
 CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
 REPORT_FILES = ("cells.csv", "tables.csv", "report.md")
-NAMED = ["table", "setting", "title", "policy", "metric"]
 PACKAGES = ("fedprompt-bench", "torch", "timm", "numpy", "pillow")
-UNTOLD = 1.0  # points that a single seed may differ by
-LISTED = 20  # differences that are listed one by one
 
 
 def publish(suite: Suite, out: Path, folder: Path) -> str:
@@ -87,11 +82,16 @@ def _missing(cells: Sequence[Cell], finished: Sequence[Cell]) -> str:
 def _readme(suite: Suite, finished: int, missing: str) -> str:
     """What there is, what is missing, and the commands that make it."""
     backbone, embedded = suite.backbone, {"glyph-domains", "glyph-100"}
+    datasets = sorted({setting.dataset for setting in suite.settings} - embedded)
     weights = f" --weights FILE  # {backbone.weights}" if _is_own_file(suite) else ""
-    data = "" if {setting.dataset for setting in suite.settings} <= embedded else " --data-root DIR"
+    data = " --data-root DATA" if datasets else ""
     words = [*(["tune"] if suite.tuned else []), "bench"]
     lines = [f"    fedprompt {word} {suite.name}{data}{weights}" for word in words]
     lines.append(f"    fedprompt report {suite.name} --publish DIR{weights}")
+    if datasets:
+        lines.append(f"\nDATA holds {', '.join(datasets)} (docs/data.md).")
+    if weights:
+        lines.append(f"\nFILE holds weights of {backbone.name}.")
     about = [f"{finished} cells.", *([missing] if missing else [])]
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     return f"# {suite.title}\n\n{' '.join(about)} Published with {packages}. Made by\n\n" + "\n".join(lines) + "\n"
@@ -184,52 +184,3 @@ def restore(folder: Path, cells: Iterable[Cell], out: Path) -> Restored:
         except LockedError:  # another process is at it
             continue
     return Restored(count, len(lines.keys() - wanted.keys()))
-
-
-class Verdict(NamedTuple):
-    """The first line sums up; then one line per difference."""
-
-    same: bool
-    lines: tuple[str, ...]
-
-
-def against(report: Path, folder: Path) -> Verdict:
-    """The finished cells of a report beside those of a published one: which differ by more than their seeds do."""
-    if not (folder / "cells.csv").exists():
-        raise UserError(f"{folder} has no cells.csv; --against takes a folder such as results/reference/embedded.")
-    table = compare_runs(*(_numbers(pd.read_csv(place / "cells.csv")) for place in (report, folder)))
-    both = table.dropna(subset=["ours", "theirs"])
-    if both["error"].isna().all():  # one seed: nothing is known of its spread
-        both = both.assign(differs=both["difference"].abs() > UNTOLD)
-    if both.empty:
-        raise UserError(f"no finished cell of the suite is among those of {folder}; run the suite first.")
-    differing, equal = both[both["differs"]], int((both["difference"] == 0).sum())
-    largest = both["difference"].abs().max()
-    same = "same as" if equal == len(both) else "same, as far as the seeds can tell, as"
-    summary = f"{len(differing)} of {len(both)} numbers differ from" if len(differing) else same
-    lines = [
-        f"{summary} {folder}: {len(both)} numbers compared, {equal} equal to the last digit, largest difference "
-        f"{largest:.2f} points.",
-        *(_difference(name, line) for name, line in differing.head(LISTED).iterrows()),
-    ]
-    for missing, where in ((table["ours"].isna(), "here"), (table["theirs"].isna(), "there")):
-        if missing.any():
-            lines.append(f"{int(missing.sum())} numbers are missing {where}.")
-    return Verdict(differing.empty, tuple(lines))
-
-
-def _numbers(results: pd.DataFrame) -> "pd.Series[float]":
-    """Every reported accuracy of the finished cells, by place, metric and seed."""
-    finished = results[results["status"] == "finished"]
-    metrics = [metric for metric in METRICS if metric in finished]
-    long = finished.melt([*NAMED[:-1], "seed"], metrics, "metric", "value").dropna(subset=["value"])
-    return long.set_index([*NAMED, "seed"])["value"].astype(float)
-
-
-def _difference(name: object, line: "pd.Series[float]") -> str:
-    assert isinstance(name, tuple)
-    table, setting, title, policy, metric = name
-    where = f"{title}, {table}, {setting}, {policy}, {METRICS[metric]}"
-    spread = "one seed" if pd.isna(line["error"]) else f"the seeds alone explain about {2 * line['error']:.2f}"
-    values = f"{line['ours']:.2f} here, {line['theirs']:.2f} there"
-    return f"differs: {where}: {values} ({line['difference']:+.2f} points; {spread})"

@@ -9,8 +9,9 @@ import pandas as pd
 
 from fedprompt.harness.core.text import bytes_text
 from fedprompt.harness.federation.convergence import ERRORS, THRESHOLD
+from fedprompt.harness.federation.policy import POLICY_NAMES
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
-from fedprompt.harness.report.comparisons import COMPARED, DECILES
+from fedprompt.harness.report.comparisons import COMPARED, DECILES, NO_PROMPT
 from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
 from fedprompt.harness.report.inference import LEVEL
 
@@ -72,7 +73,7 @@ def _pair(title: str, part: pd.DataFrame, groups: Sequence[ColumnGroup]) -> Iter
     if kind == "heterogeneity":
         columns.append(_sent(part, list(titles)))
     meaning = "Differs from the control at 5 %, adjusted for all comparisons below one heading."
-    notes = (*_marked(columns, meaning), *mark_notes(columns))
+    notes = (*_marked(columns, meaning), *_uncompared(part[part["metric"] == main]), *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
     others = [metric for metric in OF_KIND[kind] if metric not in metrics]
@@ -98,6 +99,26 @@ def _gain(number: "pd.Series[Any]") -> Entry:
     low, high = (f"{edge:.1f}".replace("-", "−") for edge in (number["gain_low"], number["gain_high"]))
     text = f"{number['gain']:+.1f}".replace("-", "−")
     return Entry(f"{text} [{low}, {high}]", marks=DIFFERENT if number["gain_p_adjusted"] < LEVEL else "")
+
+
+def _uncompared(numbers: pd.DataFrame) -> Iterator[Note]:
+    """Why finished rows have no gain where others have one; ``numbers`` are those of the compared metric."""
+    heads, too_few = [], False
+    for _, lines in numbers.groupby(["column", "policy"], sort=False):
+        is_control = lines["control"].astype(bool)
+        controls = lines[is_control]
+        if controls.empty:  # no gains are shown
+            continue
+        without = lines.loc[~is_control & lines["gain"].isna() & (lines["status"] == "finished"), "reading"]
+        by_head = (controls["method"] == NO_PROMPT).all()  # a control that the suite names serves rows with any head
+        has_control = without.isin(controls["reading"]) | (not by_head)
+        heads += [POLICY_NAMES[reading] for reading in without[~has_control]]
+        too_few |= bool(has_control.any())
+    if heads:
+        names = " or a ".join(dict.fromkeys(heads))
+        yield Note("", f"No gain ({MISSING}): the table has no finished row of no prompt with a {names}, the control.")
+    if too_few:
+        yield Note("", f"No gain ({MISSING}): fewer than two clients can be compared with the control.")
 
 
 def _marked(columns: Sequence[Column], meaning: str) -> Iterator[Note]:

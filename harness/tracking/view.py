@@ -15,6 +15,8 @@ def view_tags() -> dict[str, str]:
     """Tags of an experiment."""
     results = ["average", "worst_local", "average_ft", "unseen_average"]
     tags = ["method", "head", "partition", "seed", "variant"]
+    tuning = ["metrics.`best_value`", "metrics.`default_value`", "metrics.`average`", "tags.`head`"]
+    tuned = ["lr", "head_lr", "encoder_lr"]  # what nearly every study varies; names of trials are too long to show it
     views = {
         RESULTS: {
             "searchFilter": "tags.phase = 'final' and tags.variant = 'main'",
@@ -24,7 +26,7 @@ def view_tags() -> dict[str, str]:
         TUNING: {  # sorted by time, so that trials are folded into their studies
             "searchFilter": "tags.phase != 'final'",
             "orderByKey": "attributes.start_time",
-            "selectedColumns": ["metrics.`best_value`", "metrics.`default_value`", "metrics.`average`", "tags.`head`"],
+            "selectedColumns": [*tuning, *(f"params.`method.{name}`" for name in tuned)],
         },
     }
     return {_TAG + name: json.dumps({**state, "orderByAsc": False}) for name, state in views.items()}

@@ -255,6 +255,13 @@ def test_five_test_shots_of_six_domains_leave_out_each_domain_equally_often() ->
         assert table(rows, dataset).sum(axis=0).tolist() == [10] * 6
 
 
+def test_a_draw_that_leaves_a_client_short_is_followed_by_another() -> None:
+    """A generator that is seeded again for every attempt would repeat the same draw for ever."""
+    dataset, spec = tiny_dataset(6, 1, 30, 15), parse_partition("dirichlet:alpha=0.1,clients=4,min_size=5")
+    for seed in range(5):
+        assert min(map(len, make_partition(spec, dataset, seed).test)) >= 5
+
+
 def test_an_impossible_dirichlet_partition_names_the_client_that_is_short() -> None:
     with pytest.raises(UserError, match=r"client \d+ still has \d test images, min_size=10; use fewer clients"):
         make_partition(parse_partition("dirichlet:alpha=0.5,clients=10"), tiny_dataset(10, 1, 20, 10), 0)

@@ -1,11 +1,12 @@
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
+from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, watch
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
 from fedprompt.methods import State
 from fedprompt.methods._headed import cross_entropy
@@ -108,10 +109,14 @@ def test_noise_is_drawn_from_each_clients_own_stream() -> None:
 
 def test_every_batch_moves_the_prompts_and_is_counted() -> None:
     """Reloading what was stored before the last update would keep one step of a round."""
-    federation, state = after_rounds(DPFPL, {"noise": 0.0}, 2, epochs=3)
+    federation, state = after_rounds(DPFPL, {"noise": 0.0}, 0, epochs=3)
+    found: list[torch.Tensor] = []  # the private context of client 2, which has most images, as each batch finds it
+    watch(federation.method, "loss", lambda args, _: found.append(args[0]["own"][2].detach()))
+    federation.step(state)
     batches = [math.ceil(size / 8) for size in TRAIN_SIZES]
-    assert [int(state.personal[client]["steps"]) for client in ALL] == [2 * 3 * n for n in batches]
-    assert not torch.equal(state.personal[0]["own"], federation.personal(federation.start(), 0)["own"])
+    assert [int(state.personal[client]["steps"]) for client in ALL] == [3 * n for n in batches]
+    assert len(found) == 3 * batches[2]
+    assert all(not torch.equal(before, later) for before, later in pairwise([*found, state.personal[2]["own"]]))
 
 
 def test_the_accountant_reproduces_the_closed_form_of_gaussian_releases() -> None:

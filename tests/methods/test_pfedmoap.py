@@ -70,12 +70,14 @@ def test_a_client_is_not_its_own_expert_and_strangers_are_nobodys() -> None:
 def test_experts_are_the_uploads_of_earlier_rounds() -> None:
     """Written at the end of a round: within it, nobody sees what a neighbour has just trained."""
     federation, method, state = after(1)
+    federation.stack = 1
     pool = state.server["pool"].clone()
-    seen = method.download(state.server, [0])["experts"]
-    federation.step(state, (1,))
-    assert torch.equal(pool[[0, 2, 3]], state.server["pool"][[0, 2, 3]])
-    assert not torch.equal(pool[1], state.server["pool"][1])
-    assert not torch.equal(seen, method.download(state.server, [0])["experts"])
+    (sent,) = method.download(state.server, [1])["experts"]
+    federation.step(state, (0, 1))
+    assert torch.equal(state.personal[1]["kept"], sent)  # although client 0 had trained before
+    assert torch.equal(pool[[2, 3]], state.server["pool"][[2, 3]])
+    assert not torch.equal(pool[0], state.server["pool"][0])
+    assert not torch.equal(sent, method.download(state.server, [1])["experts"][0])
 
 
 # -- the mixture ------------------------------------------------------------------------------------------------------
@@ -173,8 +175,8 @@ def test_the_first_visit_is_promptfls() -> None:
 
 
 def test_a_gate_without_experts_does_not_move_at_all() -> None:
-    """Not even by weight decay, in a first visit; a stranger's first visit in a later round is no different."""
-    federation, state = after_rounds(PFedMoAP, {}, 0, weight_decay=0.1)
+    """Not even by weight decay, in a first visit; nor does a stranger find the experts of whoever came before it."""
+    federation, state = after_rounds(PFedMoAP, {}, 0, weight_decay=0.1, stack=1)
     fresh = federation.personal(state, 0)
     federation.step(state, (0, 1))
     federation.step(state, (1, 2))

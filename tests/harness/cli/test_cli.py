@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.report_suites import row_of
 from support.run_folders import done_folder, new_store
 
 from fedprompt.harness.cells import session as session_module
@@ -15,6 +16,8 @@ from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.cells.executor import CellOutcome
 from fedprompt.harness.cells.site import Site
 from fedprompt.harness.cli import COMMANDS, build_parser, main
+from fedprompt.harness.cli import _progress as progress_module
+from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -166,6 +169,23 @@ def test_sync_has_nothing_left_to_do(finished: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip() == "recorded 0, already there 1, failed 0"
 
 
+def test_what_is_typed_reaches_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a file says, and no default, comes after it."""
+    cells: list[Cell] = []
+
+    def refuse(planned: list[Cell], *_: object) -> None:
+        cells.extend(planned)
+        raise UserError("seen")
+
+    monkeypatch.setattr(progress_module, "run_and_record", refuse)
+    typed = ["--seed", "7", "--rounds", "3", "--set", "lr=0.25", "--set", "length=4", "--set", "epochs=2"]
+    assert main([*RUN, *typed, "--policy", "global", "--out", str(tmp_path)]) != 0
+    (cell,) = cells
+    assert (cell.method, cell.dataset, cell.seed) == ("fedvpt", "glyph-domains", 7)
+    assert (cell.params["lr"], cell.params["length"]) == (0.25, 4)
+    assert (cell.protocol.rounds, cell.protocol.epochs, cell.protocol.head) == (3, 2, "global")
+
+
 def test_a_second_run_says_that_it_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = replaced(method="head-tune", partition="domains:m=1,shots=2")
     assert main([*words, *SMALL, "--out", str(finished)]) == 0
@@ -225,10 +245,12 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
     assert "examples:" in capsys.readouterr().out
 
 
-def test_bench_expands_its_suite_once_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a suite with two settings, two methods and two seeds; training is replaced by finished folders."""
+Mini = tuple[list[str], list[Cell]]
+
+
+@pytest.fixture
+def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mini:
+    """Words that bench two settings, two methods and two seeds, with finished folders for training; cells made."""
     suite = tmp_path / "mini.toml"
     suite.write_text(
         'backbone = "micro-vit"\nseeds = [0, 1]\nmethods = ["head-tune", "fedvpt"]\n[protocol]\nrounds = 2\nlast = 2\n'
@@ -248,15 +270,31 @@ def test_bench_expands_its_suite_once_and_reports(
     monkeypatch.setattr(session_module, "execute", finish_at_once)
     monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     new_store(tmp_path)
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    return ["bench", str(suite), "--out", str(tmp_path), "--workers", "1"], made_cells
+
+
+def test_bench_expands_its_suite_once_and_reports(
+    tmp_path: Path, mini: Mini, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, made_cells = mini
+    assert main(words) == 0
     assert len(made_cells) == 8
     assert (tmp_path / "report" / "mini" / "index.html").exists()
     assert "8 of 8 cells" not in capsys.readouterr().err
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert main(words) == 0
     assert "8 of 8 cells are finished already" in capsys.readouterr().err
-    assert main(["bench", str(suite), "--out", str(tmp_path), "--workers", "1", "--methods", "fedvpt"]) == 0
+    assert main([*words, "--methods", "fedvpt"]) == 0
     assert "4 of 4 cells are finished already" in capsys.readouterr().err
     assert "| No prompt |" in (tmp_path / "report" / "mini" / "report.md").read_text()  # still the whole suite's
+
+
+def test_bench_of_some_methods_keeps_the_other_rows_of_the_report(tmp_path: Path, mini: Mini) -> None:
+    words, _ = mini
+    for method, unfinished in (("head-tune", "FedVPT"), ("fedvpt", "")):
+        assert main([*words, "--methods", method]) == 0
+        report = (tmp_path / "report" / "mini" / "report.md").read_text()
+        for title in ("No prompt", "FedVPT"):
+            assert row_of(report, title)[1] == ("–" if title == unfinished else "50.00±0.00")
 
 
 def test_a_failed_cell_is_named_and_the_exit_code_is_one(

@@ -1,11 +1,17 @@
+import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.run_folders import a_cell, done_folder, new_store
 
 from fedprompt.harness.cli import main
-from fedprompt.harness.cli.ui import _links
+from fedprompt.harness.cli import ui as module
+from fedprompt.harness.cli.ui import _links, _wait
+from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tracking.tracker import Tracker
 
 
@@ -33,3 +39,21 @@ def test_links_lead_to_each_data_set(tmp_path: Path) -> None:
     Tracker(uri, tmp_path).finish(done_folder(tmp_path, a_cell()))
     [line] = _links("http://127.0.0.1:5000", uri)
     assert line.startswith("fedprompt/glyph-domains: http://127.0.0.1:5000/#/experiments/")
+
+
+def test_a_server_that_ends_is_not_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as server, pytest.raises(UserError, match="did not start"):
+        _wait(server, 1)
+
+
+def test_the_server_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_store(tmp_path)
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(module.subprocess, "Popen", lambda *_, **__: server)
+    monkeypatch.setattr(module, "_wait", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["ui", "--port", "5059", "--no-browser", "--out", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert server.poll() == -signal.SIGTERM

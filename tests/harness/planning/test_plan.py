@@ -194,13 +194,13 @@ class Watch:
 
 def as_batches(counts: Mapping[str, int], split: str) -> Counter[tuple[str, str]]:
     """Kinds of passes as the batches in which they show."""
-    shown = {"adapt": ("train", "adapt"), "newcomer": ("train", "newcomer")}
+    shown = {"adapt": ("train", "adapt")}
     shown |= {"end": ("train", "evaluate"), "inputs": ("train", "evaluate")}
     shown |= {"evaluate": (split, "evaluate"), "sweep": (split, "evaluate"), "diagnose": ("train", "diagnose")}
     found: Counter[tuple[str, str]] = Counter()
     for kind, count in counts.items():
         if kind != "features":
-            found[shown.get(kind) or ("train", kind.removeprefix("train "))] += count
+            found[shown.get(kind) or ("train", kind.removeprefix("train ").removeprefix("newcomer "))] += count
     return found
 
 
@@ -223,8 +223,6 @@ def test_a_run_sees_what_was_planned(
     for watched in (watch.images, watch.steps):  # of the first batch, made for every method; most do nothing with it
         if ("train", "diagnose") not in images:
             del watched["train", "diagnose"]
-        for stage in ("exchange", "descriptor"):
-            watched["train", "newcomer"] += watched.pop(("train", stage), 0)
     assert +watch.images == images
     assert +watch.steps == steps
     assert watch.features == planned.images.get("features", 0)

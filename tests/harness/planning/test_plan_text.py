@@ -174,6 +174,11 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "everybody tunes a copy": ("promptfl-ft", DEALT, SHORT),
     "newcomers fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
     "newcomers fit what the server mixed": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
+    "newcomers train alone, then with experts": (
+        "pfedmoap",
+        f"{DEALT},unseen=half",
+        {**SHORT, "epochs": 2, "participation": 1.0},
+    ),
     "experts are computed once per visit": ("pfedmoap", DEALT, {**SHORT, "participation": 0.5}),
 }
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedprompt.datasets import make_partition, parse_partition
 from fedprompt.harness.cells.cell import Cell, make_cell
+from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.schedule import schedule, shared_splits
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.data import published
@@ -46,7 +47,9 @@ def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
         for evaluation in round_.evaluations:
             for clients, epochs in chain.from_iterable(evaluation.stacks):
                 train = [int(deal.train[client]) for client in clients]
-                add("evaluated", [int(deal.test[client]) for client in clients], once=True)
+                if not is_finetuned(evaluation.policy) or head_owner(evaluation.policy) == "none":
+                    # what fine-tuned heads read, another reading has passed
+                    add("evaluated", [int(deal.test[client]) for client in clients], once=True)
                 if evaluation.newcomers:
                     add("newcomers", train)
                 if epochs:

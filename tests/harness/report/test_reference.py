@@ -1,4 +1,4 @@
-"""Published runs, and one's own against them."""
+"""Published runs."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedprompt.harness.cells.folder import is_done, run_folder
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report import reference
-from fedprompt.harness.report.reference import against, publish, published_cells, published_records, restore
+from fedprompt.harness.report.reference import publish, published_cells, published_records, restore
 
 Published = tuple[Suite, Path, Path]
 
@@ -115,59 +115,3 @@ def test_partitions_are_published_once_and_restored(published: Published, tmp_pa
     [file] = (tmp_path / "place" / "partitions").iterdir()
     restore(tmp_path / "place", [first], tmp_path)
     assert (run_folder(tmp_path, first) / "partition.npz").read_bytes() == b"rows" == file.read_bytes()
-
-
-def test_the_same_runs_are_the_same(published: Published) -> None:
-    _, out, place = published
-    verdict = against(out / "report" / "tiny", place)
-    assert verdict.same
-    [line] = verdict.lines
-    assert line.startswith("same as ")
-    assert line.endswith("largest difference 0.00 points.")
-
-
-def planted(out: Path, tmp_path: Path, title: str, change: float) -> Path:
-    """The report's cells.csv with one row of a table changed."""
-    cells = pd.read_csv(out / "report" / "tiny" / "cells.csv")
-    cells.loc[cells["title"] == title, "average"] += change
-    cells.to_csv(tmp_path / "cells.csv", index=False)
-    return tmp_path
-
-
-def test_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
-    _, out, place = published
-    verdict = against(planted(out, tmp_path, "FedPR-S", 0.2), place)
-    assert not verdict.same
-    assert "FedPR-S, Feature shift, m=1, paper, Average" in verdict.lines[1]
-    assert "+20.00 points" in verdict.lines[1]
-
-
-def test_small_differences_are_not_called_equal(published: Published, tmp_path: Path) -> None:
-    _, out, place = published
-    verdict = against(planted(out, tmp_path, "FedPR-S", 0.001), place)
-    assert verdict.same
-    assert verdict.lines[0].startswith("same, as far as the seeds can tell, as ")
-
-
-def test_with_one_seed_a_planted_difference_is_named(published: Published, tmp_path: Path) -> None:
-    _, out, _ = published
-    for folder in ("ours", "theirs"):
-        (tmp_path / folder).mkdir()
-        cells = pd.read_csv(planted(out, tmp_path, "FedPR-S", 0.2 * (folder == "ours")) / "cells.csv")
-        cells[cells["seed"] == 0].to_csv(tmp_path / folder / "cells.csv", index=False)
-    verdict = against(tmp_path / "ours", tmp_path / "theirs")
-    assert not verdict.same
-    assert "+20.00 points; one seed" in verdict.lines[1]
-    assert against(tmp_path / "theirs", tmp_path / "theirs").same
-
-
-def test_what_is_missing_is_counted(published: Published, tmp_path: Path) -> None:
-    _, out, place = published
-    cells = pd.read_csv(out / "report" / "tiny" / "cells.csv")
-    cells[cells["title"] != "FedPR-S"].to_csv(tmp_path / "cells.csv", index=False)
-    assert against(tmp_path, place).lines[-1] == "12 numbers are missing here."  # Average, Worst Local, V = 1..10
-
-
-def test_a_folder_that_is_no_reference(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="results/reference/embedded"):
-        against(tmp_path, tmp_path)

@@ -7,7 +7,7 @@ from support.report_suites import a_setting, a_suite, every_kind, numbers_frame,
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.document import Entry, Grid
+from fedprompt.harness.report.document import Entry, Grid, Note
 from fedprompt.harness.report.tables import MOVING, result_entry, results, signed, slug, tables_of, unique, vsweep
 
 
@@ -163,6 +163,21 @@ def test_methods_of_different_heads_have_different_controls() -> None:
     records = records_frame({(0, row, 0): [CLIENTS] * 2 for row in ("head-tune", "fedvpt")})
     [(means, _)] = tables(suite, results_frame(suite, average=[0.5, 0.5], worst_local=[0.5, 0.5]), records)
     assert entries(means)["m=1", "Gain"] == ["control", "–"]
+    text = "No gain (–): the table has no finished row of no prompt with a local head, the control."
+    assert Note("", text) in means.notes
+
+
+def test_why_one_client_has_no_gain_is_said() -> None:
+    suite, records = by_policy(head_tune=CLIENTS[:1], fedvpt=BETTER[:1])
+    [(means, _)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert entries(means)["Local head", "Gain"] == ["control", "–"]
+    assert means.notes == (Note("", "No gain (–): fewer than two clients can be compared with the control."),)
+
+
+def test_where_every_row_has_its_control_no_dash_is_explained() -> None:
+    suite, records = by_policy(head_tune=CLIENTS, fedvpt=BETTER)
+    [(means, _)] = tables(suite, results_frame(suite).assign(average=0.5, worst_local=0.4), records)
+    assert not any("–" in note.text for note in means.notes)
 
 
 def test_settings_stand_side_by_side_then_what_is_sent() -> None:

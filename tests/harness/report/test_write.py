@@ -87,6 +87,15 @@ def test_cells_csv_has_one_row_per_cell_and_place(tmp_path: Path, uri: str, no_f
     assert (cells["status"] == "missing").sum() == 1
 
 
+def test_a_gain_without_its_control_is_explained_at_the_table(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite(("head-tune", "fedvpt"))  # with a global and a local head, as in their papers
+    run_all(suite, uri, tmp_path)
+    _, markdown, _ = report(suite, uri, tmp_path)
+    assert row_of(markdown, "FedVPT")[2] == "–"
+    for text in (markdown, (tmp_path / "report" / "tiny" / "index.html").read_text()):
+        assert "No gain (–): the table has no finished row of no prompt with a local head, the control." in text
+
+
 def test_missing_cells_are_shown_as_missing(tmp_path: Path, uri: str, no_figures: None) -> None:
     terminal, text, table = report(a_suite(("fedvpt",)), uri, tmp_path)
     assert row_of(text, "FedVPT") == ["FedVPT", "–", "–", "–"]

@@ -9,7 +9,7 @@ from support.run_folders import a_cell, done_folder, new_store
 
 from fedprompt.harness.tracking.store import connect
 from fedprompt.harness.tracking.tracker import Tracker
-from fedprompt.harness.tracking.view import RESULTS, view_link, view_tags
+from fedprompt.harness.tracking.view import RESULTS, TUNING, view_link, view_tags
 
 
 @pytest.fixture
@@ -58,3 +58,8 @@ def test_the_readmes_query_gives_the_tables_numbers(tmp_path: Path, uri: str) ->
     for run in client.search_runs([experiment], condition):
         found.setdefault(run.data.tags["method"], []).append(100 * run.data.metrics["average"])
     assert {method: sum(values) / len(values) for method, values in found.items()} == pytest.approx(table.to_dict())
+
+
+def test_the_view_of_trials_has_their_rates() -> None:
+    [state] = [json.loads(value) for key, value in view_tags().items() if key.endswith(f".{TUNING}")]
+    assert "params.`method.lr`" in state["selectedColumns"]
