@@ -80,7 +80,7 @@ perf: setup  ## speed as ratios beside their aims, from one run, and micro-bench
 PEERS := build/peers
 perf-peers: setup  ## FedVPT-D beside Flower's simulation and pfl-research (installs both in build/peers)
 	@test -x "$(PEERS)/bin/python" || "$(BIN)/python" -m venv "$(PEERS)"
-	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check 'flwr[simulation]' || echo "Flower cannot be installed here"
+	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check psutil 'flwr[simulation]' || echo "Flower cannot be installed here"
 	@"$(BIN)/python" -c "import site, sys; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
 	  "$$("$(PEERS)/bin/python" -c 'import site; print(site.getsitepackages()[0])')/zz_fedprompt.pth"
 	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check pfl || echo "pfl-research cannot be installed here"

@@ -25,6 +25,7 @@ from fedprompt.harness.cli import (
 )
 from fedprompt.harness.cli._parser import Parser
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.core.memory import collect_rarely
 
 COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, ui, pretrain, perf)
 EXAMPLES = """examples:
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 for success, 1 if some work failed, 2 for bad input, 130 when interrupted."""
+    collect_rarely()
     try:
         arguments, unrecognized = build_parser().parse_known_args(argv)
         if unrecognized:  # reported by the command's parser, which suggests its own options

@@ -1,6 +1,7 @@
-"""`fedprompt perf`: speed as ratios from one run, beside what they should be."""
+"""`fedprompt perf`: speed as ratios from one run and what whole commands take, beside what they should be."""
 
 from argparse import Namespace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,12 @@ def perf(args: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedprompt.harness.planning.commands import compare_commands
     from fedprompt.harness.planning.speed import compare, save
 
-    table = Table("work, as a ratio of CPU times", "reached", "aim", "")
+    table = Table("work; where nothing else is said, a ratio of CPU times", "reached", "aim", "")
     lines = []
-    for line in compare(args.repeats):
+    for line in chain(compare_commands(args.out), compare(args.repeats)):
         lines.append(line)
         bound = f"at {'most' if line.at_most else 'least'} {line.aim:g}"
         table.add_row(line.work, f"{line.reached:.2f}", bound, "" if line.holds else "missed")

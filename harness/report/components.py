@@ -18,7 +18,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
 
@@ -106,14 +105,20 @@ def spread(parts: Components, pool: Pool) -> Spread:
 def pool_rows(accuracies: pd.DataFrame) -> Pool:
     """Mean ratio over all pairs of rows, and the prior; a row that repeats another one counts once."""
     table = wide(accuracies.loc[:, ~accuracies.T.duplicated()])
-    arrays = [paired_array(one, other) for one, other in combinations(table.values(), 2)]
-    parts = [components(array) for array in arrays if array.size and array.shape[0] > 1]
-    ratios = [float(part.ratio) * _unbiased(part) for part in parts if part.within > NOTHING**2]
+    by_shape: dict[tuple[int, ...], list[Array]] = {}
+    for one, other in combinations(table.values(), 2):
+        array = paired_array(one, other)
+        if array.size and array.shape[0] > 1:
+            by_shape.setdefault(array.shape, []).append(array)
+    parts = [components(np.stack(arrays)) for arrays in by_shape.values()]
+    ratios = [part.ratio[part.within > NOTHING**2] * _unbiased(part) for part in parts]
+    known = np.concatenate([*ratios, np.empty(0)])
     clients = max((part.clients for part in parts), default=0)
     seeds = max((part.seeds for part in parts), default=1)
-    freedom = (len(table) - 1) * (seeds - 1) if ratios else 0
+    freedom = (len(table) - 1) * (seeds - 1) if len(known) else 0
     prior = 1 + clients / PRIOR_CLIENTS
-    ratio = (freedom * float(np.mean(ratios or [0.0])) + PRIOR_FREEDOM * prior) / (freedom + PRIOR_FREEDOM)
+    mean = float(known.mean()) if len(known) else 0.0
+    ratio = (freedom * mean + PRIOR_FREEDOM * prior) / (freedom + PRIOR_FREEDOM)
     return Pool(ratio, min(freedom + PRIOR_FREEDOM, MOST_FREEDOM))
 
 
@@ -158,7 +163,6 @@ def _bootstrap_means(values: Array, rng: np.random.Generator) -> Array:
     if np.ptp(values) <= NOTHING:
         return np.zeros(RESAMPLES)
     batch = max(1, RESAMPLED_AT_ONCE // len(values))  # of many clients, the resamples do not fit into memory together
-    result = stats.bootstrap(
-        (values,), np.mean, axis=-1, n_resamples=RESAMPLES, batch=batch, method="percentile", vectorized=True, rng=rng
-    )
-    return np.asarray(result.bootstrap_distribution - values.mean())
+    sizes = [min(batch, RESAMPLES - start) for start in range(0, RESAMPLES, batch)]
+    means = [values[rng.integers(len(values), size=(size, len(values)))].mean(axis=-1) for size in sizes]
+    return np.asarray(np.concatenate(means) - values.mean())

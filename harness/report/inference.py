@@ -26,7 +26,16 @@ import numpy as np
 import pandas as pd
 
 from fedprompt.harness.core.errors import unknown
-from fedprompt.harness.report.components import Pool, components, error_draws, paired_array, pool_rows, spread, wide
+from fedprompt.harness.report.components import (
+    Array,
+    Pool,
+    components,
+    error_draws,
+    paired_array,
+    pool_rows,
+    spread,
+    wide,
+)
 
 LEVEL = 0.05
 PERCENTILES = (10, 50, 90)
@@ -72,9 +81,8 @@ def paired(accuracies: pd.DataFrame, control: str) -> dict[str, Difference]:
     """
     if control not in accuracies:
         raise unknown("row", control, map(str, accuracies.columns))
-    pool = pool_rows(accuracies)
-    rows = [str(row) for row in accuracies if row != control]
-    return _adjusted([_difference(accuracies, row, control, pool) for row in rows])
+    pool, table = pool_rows(accuracies), wide(accuracies)
+    return _adjusted([_difference(table, row, control, pool) for row in table if row != control])
 
 
 def versus_best(accuracies: pd.DataFrame) -> dict[str, Difference]:
@@ -84,9 +92,8 @@ def versus_best(accuracies: pd.DataFrame) -> dict[str, Difference]:
     are adjusted for all pairs.
     """
     best = ranking(accuracies)[0]
-    pool = pool_rows(accuracies)
-    rows = [str(row) for row in accuracies if row != best]
-    differences = [_difference(accuracies, row, best, pool) for row in rows]
+    pool, table = pool_rows(accuracies), wide(accuracies)
+    differences = [_difference(table, row, best, pool) for row in table if row != best]
     return _adjusted(differences, accuracies.shape[1] * (accuracies.shape[1] - 1) // 2)
 
 
@@ -100,8 +107,7 @@ def distinguishable(accuracies: pd.DataFrame) -> Leader | None:
     if len(order) < 2:
         return None
     best, second = order[:2]
-    pool = pool_rows(accuracies)
-    difference = _difference(accuracies, best, second, pool)
+    difference = _difference(wide(accuracies[[best, second]]), best, second, pool_rows(accuracies))
     adjusted = min(1.0, difference.p * (len(order) - 1))
     return Leader(best, second, replace(difference, adjusted=adjusted))
 
@@ -133,8 +139,8 @@ def deciles(accuracies: pd.DataFrame) -> pd.DataFrame:
     return quantiles.T
 
 
-def _difference(accuracies: pd.DataFrame, row: str, reference: str, pool: Pool) -> Difference:
-    differences = paired_array(*wide(accuracies[[row, reference]]).values())
+def _difference(table: Mapping[str, Array], row: str, reference: str, pool: Pool) -> Difference:
+    differences = paired_array(table[row], table[reference])
     seeds, clients = differences.shape
     nan = float("nan")
     if differences.size == 0:

@@ -27,8 +27,14 @@ IMAGES = 2  # in the counted batch; the cost of one image hardly depends on it
 NOTE = "Accuracy: mean over the table's settings, then over seeds; bars: ± one sample standard deviation over seeds."
 
 
-def figures_cost(recorded: Recorded, load: LoadDataset) -> Iterator[DrawnFigure]:
-    """Accuracy against bytes and against compute, with one panel per table of heterogeneity settings."""
+Counted = dict[tuple[Any, ...], tuple[float, float]]  # what `image_flops` says, by all that it depends on
+
+
+def figures_cost(recorded: Recorded, load: LoadDataset, counted: Counted | None = None) -> Iterator[DrawnFigure]:
+    """Accuracy against bytes and against compute, with one panel per table of heterogeneity settings.
+
+    ``counted`` keeps what was counted for other policies of the suite, and is added to.
+    """
     suite, accuracy = recorded.suite, whole_tables(recorded.results)
     if accuracy.empty:
         return
@@ -37,7 +43,7 @@ def figures_cost(recorded: Recorded, load: LoadDataset) -> Iterator[DrawnFigure]
         figure = _against(suite, sent, "sent by a client in a round", lambda count: scaled(count, "B"))
         caption = f"Accuracy against the bytes that a client uploads in a round. {NOTE}"
         yield DrawnFigure("accuracy-bytes", "Accuracy against bytes sent", caption, figure)
-    costs = compute(recorded, accuracy, load)
+    costs = compute(recorded, accuracy, load, {} if counted is None else counted)
     if len(costs):  # none where the data are not at hand
         spent = accuracy.join(costs, on=["column", "row"]).dropna(subset=["cost"])
         figure = _against(suite, spent, "training compute (GFLOPs per image and run)", lambda value: f"{value:g}")
@@ -67,11 +73,10 @@ def bytes_sent(rounds: pd.DataFrame) -> pd.Series:
     return per_client.groupby(["column", "row"])["cost"].mean()
 
 
-def compute(recorded: Recorded, results: pd.DataFrame, load: LoadDataset) -> pd.Series:
+def compute(recorded: Recorded, results: pd.DataFrame, load: LoadDataset, counted: Counted) -> pd.Series:
     """GFLOPs that one training image costs in a whole run (`cost`), by column and row; counted once for equal work."""
     backbone = load_backbone(replace(recorded.suite.backbone, weights="random"), device="meta")
     cells = {entry.cell.hash: entry.cell for entry in recorded.planned}
-    counts: dict[tuple[Any, ...], tuple[float, float]] = {}
     classes: dict[str, int | None] = {}
     costs: dict[tuple[int, str], float] = {}
     entries = results.drop_duplicates(["column", "row"])[["column", "row", "cell"]]
@@ -84,9 +89,9 @@ def compute(recorded: Recorded, results: pd.DataFrame, load: LoadDataset) -> pd.
             continue
         shapes = {name: value for name, value in cell.params.items() if not name.endswith("lr")}
         work = (cell.method, str(shapes), cell.protocol.epochs, number)
-        if work not in counts:
-            counts[work] = image_flops(cell, backbone, number)
-        visit, once = counts[work]
+        if work not in counted:
+            counted[work] = image_flops(cell, backbone, number)
+        visit, once = counted[work]
         costs[column, key] = (cell.protocol.rounds * cell.protocol.participation * visit + once) / 1e9
     index = pd.MultiIndex.from_tuples(costs, names=["column", "row"]) if costs else None
     return pd.Series(list(costs.values()), index, float, "cost")

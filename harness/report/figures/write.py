@@ -10,7 +10,7 @@ import pandas as pd
 from fedprompt.datasets import Dataset, load_dataset
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
-from fedprompt.harness.report.figures.cost import figures_cost
+from fedprompt.harness.report.figures.cost import Counted, figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
 from fedprompt.harness.report.figures.gains import figures_gains
 from fedprompt.harness.report.figures.ranks import figures_ranks
@@ -56,18 +56,18 @@ def _draw(
         return load_dataset(name, root=data_root)
 
     yield from figures_gains(recorded.suite, summary)
-    policies = list(recorded.results["policy"].unique())
+    policies, counted = list(recorded.results["policy"].unique()), Counted()
     for policy in policies:
-        figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load)
+        figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load, counted)
         yield from figures if len(policies) == 1 else (_named(figure, policy) for figure in figures)
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)
 
 
-def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset) -> Iterator[DrawnFigure]:
+def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset, counted: Counted) -> Iterator[DrawnFigure]:
     yield from figures_rounds(recorded.suite, recorded.records, summary)
-    yield from figures_cost(recorded, load)
+    yield from figures_cost(recorded, load, counted)
     yield from figures_vsweep(recorded.suite, recorded.results, summary)
     yield from figures_spread(recorded.suite, recorded.records)
     for ranks in ranks_by_policy(summary).values():

@@ -1,5 +1,7 @@
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -9,6 +11,11 @@ from support.unusual_methods import UNUSUAL
 
 from fedprompt.harness.conformance import PROPERTIES, check_method, check_property, toy
 from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.federation import evaluation
+from fedprompt.harness.federation.counts import Counts
+from fedprompt.harness.federation.evaluation import Record
+from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.federation.schedule import Evaluation
 from fedprompt.harness.model.batch import Batch
 from fedprompt.methods import Method, State, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
@@ -29,11 +36,31 @@ def test_every_registered_method_conforms(name: str) -> None:
     assert failures(registry().get(name)) == {}
 
 
+@pytest.mark.parametrize("memory", [0, 2**30], ids=["no tokens kept", "all tokens kept"])
 @pytest.mark.parametrize("name", ["pfedbayespt-d", "pfedbayespt"])
 @pytest.mark.slow
-def test_methods_conform_without_kept_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy, "TOKEN_MEMORY", 0)
+def test_methods_conform_whatever_tokens_are_kept(name: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "TOKEN_MEMORY", memory)
     assert failures(registry().get(name)) == {}
+
+
+@pytest.mark.parametrize("name", ["fedvpt-d", "pfedbayespt", "sgpt"])
+@pytest.mark.slow
+def test_methods_conform_if_clients_that_did_not_change_are_not_counted_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out, memories = evaluation.carry_out, WeakKeyDictionary[Federation, Counts]()
+    counted: list[int] = []
+
+    def remembering(federation: Federation, state: FederationState, evaluations: Sequence[Evaluation]) -> list[Record]:
+        counted.append(state.round)
+        return carry_out(federation, state, evaluations, memories.setdefault(federation, Counts()))
+
+    monkeypatch.setattr(evaluation, "carry_out", remembering)
+    found = failures(registry().get(name))
+    # This property reads scores, and what is remembered has none.
+    assert found.keys() <= {"evaluation without side effects"}
+    assert len(counted) > 10
 
 
 @pytest.mark.parametrize("method", UNUSUAL)

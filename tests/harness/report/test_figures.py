@@ -241,7 +241,7 @@ def test_compute_counts_epochs_rounds_participation_and_features(monkeypatch: py
     monkeypatch.setattr(figures_cost, "image_flops", lambda *_: (3e9, 7e9))
     results = results_frame(suite, average=[0.5])
     collected = recorded(suite, results, records_of(suite), rounds_of(suite))
-    assert compute(collected, results, load_dataset).to_dict() == {(0, "fedvpt"): 20 * 0.25 * 3 + 7}
+    assert compute(collected, results, load_dataset, {}).to_dict() == {(0, "fedvpt"): 20 * 0.25 * 3 + 7}
 
 
 def test_flops_of_an_image_count_each_stage_for_its_epochs() -> None:
