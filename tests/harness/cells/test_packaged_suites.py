@@ -55,11 +55,12 @@ def test_every_class_of_an_embedded_partition_has_several_clients(name: str, sha
         assert holders.min() >= 3
 
 
-@pytest.mark.parametrize("name", ["embedded", "embedded-full"])
-def test_the_end_of_an_embedded_run_is_evaluated_often_enough_to_tell_whether_it_settled(name: str) -> None:
+@pytest.mark.parametrize(("name", "least"), [("embedded", 3), ("embedded-full", LEAST_EVALUATIONS)])
+def test_the_end_of_an_embedded_run_is_evaluated_often_enough_to_tell_whether_it_settled(name: str, least: int) -> None:
+    """With three, the least that show any noise, more runs are called moving than with four."""
     for cell in load_suite(name).cells():
-        last = [r for r in range(1, cell.protocol.rounds + 1) if cell.protocol.evaluated(r)][-LEAST_EVALUATIONS:]
-        assert len(last) == LEAST_EVALUATIONS
+        last = [r for r in range(1, cell.protocol.rounds + 1) if cell.protocol.evaluated(r)][-least:]
+        assert len(last) == least
         assert last[0] > cell.protocol.rounds * 2 / 3
 
 
