@@ -18,6 +18,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
 
@@ -163,6 +164,7 @@ def _bootstrap_means(values: Array, rng: np.random.Generator) -> Array:
     if np.ptp(values) <= NOTHING:
         return np.zeros(RESAMPLES)
     batch = max(1, RESAMPLED_AT_ONCE // len(values))  # of many clients, the resamples do not fit into memory together
-    sizes = [min(batch, RESAMPLES - start) for start in range(0, RESAMPLES, batch)]
-    means = [values[rng.integers(len(values), size=(size, len(values)))].mean(axis=-1) for size in sizes]
-    return np.asarray(np.concatenate(means) - values.mean())
+    result = stats.bootstrap(
+        (values,), np.mean, axis=-1, n_resamples=RESAMPLES, batch=batch, method="percentile", vectorized=True, rng=rng
+    )
+    return np.asarray(result.bootstrap_distribution - values.mean())

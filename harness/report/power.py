@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import special
+from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.report.components import Array, Pool, components, paired_array, pool_rows, spread, wide
@@ -53,7 +53,7 @@ def smallest_detectable(
 def _detectable(differences: Array, pool: Pool, comparisons: int) -> float:
     simulated = components(_resampled(differences, pool))
     size = spread(simulated, pool)
-    critical = -special.stdtrit(size.freedom, LEVEL / (2 * comparisons))
+    critical = stats.t.isf(LEVEL / (2 * comparisons), size.freedom)
     return float(np.quantile(critical * size.error - simulated.estimate, POWER))
 
 
@@ -79,5 +79,5 @@ def _from_images(arrays: list[Array], comparisons: int, test_images: int | None)
     images = (test_images or 0) * max((int(np.sum(~np.isnan(array))) for array in arrays), default=0)
     if images == 0:
         return float("nan")
-    needed = (special.ndtri(POWER) - special.ndtri(LEVEL / (2 * comparisons))) ** 2
+    needed = (stats.norm.isf(LEVEL / (2 * comparisons)) + stats.norm.ppf(POWER)) ** 2
     return float(100 * needed / (images + needed))

@@ -7,10 +7,10 @@ made.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedprompt.harness.report.inference import LEVEL
 
@@ -46,7 +46,7 @@ def mean_ranks(table: pd.DataFrame) -> MeanRanks:
         return MeanRanks(ranks, settings, nan, nan, (), verdict)
     # Where all rows tie everywhere, the statistic is 0 / 0 and nothing speaks against equality.
     alike = bool((complete.rank().nunique() == 1).all())
-    p = 1.0 if alike else float(_stats().friedmanchisquare(*complete.to_numpy()).pvalue)
+    p = 1.0 if alike else float(stats.friedmanchisquare(*complete.to_numpy()).pvalue)
     critical = critical_difference(rows, settings)
     groups = _groups(ranks, critical)
     return MeanRanks(ranks, settings, p, critical, groups, _verdict(ranks, settings, p, groups))
@@ -54,15 +54,8 @@ def mean_ranks(table: pd.DataFrame) -> MeanRanks:
 
 def critical_difference(rows: int, settings: int) -> float:
     """Nemenyi's: two mean ranks further apart than this differ, at 5 % over all pairs."""
-    quantile = _stats().studentized_range.isf(LEVEL, rows, np.inf) / np.sqrt(2)
+    quantile = stats.studentized_range.isf(LEVEL, rows, np.inf) / np.sqrt(2)
     return float(quantile * np.sqrt(rows * (rows + 1) / (6 * settings)))
-
-
-def _stats() -> Any:
-    """At first use, because it takes most of a second, and few suites have enough settings."""
-    from scipy import stats
-
-    return stats
 
 
 def _groups(ranks: "pd.Series[float]", critical: float) -> tuple[tuple[str, ...], ...]:
