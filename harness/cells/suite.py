@@ -159,13 +159,13 @@ class Suite:
             return []
         return [entry for entry in self.planned() if self._tuned_key(entry) not in self.tuned]
 
-    def tune_command(self, methods: Collection[str]) -> str:
-        """What to type to tune these methods."""
+    def command(self, verb: str, methods: Collection[str] = ()) -> str:
+        """What to type for these methods, or for all of the suite's, with the files of those that are plugins."""
         names = sorted(set(methods))
-        modules = {inspect.getmodule(registry().get(name)) for name in names}
+        modules = {inspect.getmodule(registry().get(name)) for name in names or [row.method for row in self.rows]}
         files = sorted(str(module.__file__) for module in modules if module and "plugin_" in module.__name__)
-        plugins = "".join(f" --plugin {file}" for file in files)
-        return f"fedprompt tune {self.argument} --methods {','.join(names)}{plugins}"
+        chosen = [f"--methods {','.join(names)}"] if names else []
+        return " ".join(["fedprompt", verb, self.argument, *chosen, *(f"--plugin {file}" for file in files)])
 
     def cell(self, setting: Setting, row: Row, seed: int, policy: str | None = None) -> Cell:
         """The cell of one entry, all of them the suite's own; without a policy, that of the row's first."""

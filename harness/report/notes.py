@@ -35,7 +35,7 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
         lines.append(untuned_note(suite))
     done, cells = finished["cell"].nunique(), results["cell"].nunique()
     if done < cells:
-        todo = f"complete them with: fedprompt bench {suite.argument}"
+        todo = f"complete them with: {suite.command('bench')}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
     lines += _other_code(suite, results)
     reasons = [
@@ -56,7 +56,7 @@ def _other_code(suite: Suite, results: pd.DataFrame) -> list[str]:
         return [f"OTHER CODE: {len(older)} cells were computed by other code than the present ({counts})."]
     return [
         f"{len(older)} cells are finished, but by other code than the present ({counts}), and not shown: compute them "
-        f"with fedprompt bench {suite.argument}, or show them with fedprompt report {suite.argument} --accept-code"
+        f"with {suite.command('bench')}, or show them with {suite.command('report')} --accept-code"
     ]
 
 
@@ -64,7 +64,7 @@ def untuned_note(suite: Suite) -> str:
     """Which rows have rates that nobody tuned while others have tuned ones, and what to do about it."""
     entries = suite.untuned()
     titles = ", ".join(dict.fromkeys(entry.row.title for entry in entries))
-    command = suite.tune_command({entry.setting.source_method(entry.row) for entry in entries})
+    command = suite.command("tune", {entry.setting.source_method(entry.row) for entry in entries})
     return f"UNTUNED ({UNTUNED}): {titles}, while other rows have tuned rates; tune them with: {command}"
 
 

@@ -39,7 +39,7 @@ def publish(suite: Suite, out: Path, folder: Path) -> str:
     report, cells = out / "report" / suite.name, suite.cells()
     finished = [cell for cell in cells if is_done(run_folder(out, cell))]
     if not finished:
-        raise UserError(f"no cell of suite {suite.name!r} is finished in {out}; run: fedprompt bench {suite.argument}")
+        raise UserError(f"no cell of suite {suite.name!r} is finished in {out}; run: {suite.command('bench')}")
     _check_nothing_is_lost({cell.hash: cell for cell in cells}, finished, folder, suite)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (PARTITIONS, "figures"):
@@ -65,7 +65,7 @@ def _check_nothing_is_lost(wanted: Mapping[str, Cell], finished: Sequence[Cell],
     if lost:
         raise UserError(
             f"{folder} has {len(lost)} finished cells that are not finished here, such as {wanted[min(lost)].label}; "
-            f"take them with: fedprompt bench {suite.argument} --resume-from {folder}"
+            f"take them with: {suite.command('bench')} --resume-from {folder}"
         )
 
 

@@ -265,7 +265,7 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
     untuned = suite.untuned()
     if untuned:
         names = {entry.setting.source_method(entry.row) for entry in untuned}
-        _tell(f"warning: {', '.join(sorted(names))}: not tuned, while others are; {suite.tune_command(names)}")
+        _tell(f"warning: {', '.join(sorted(names))}: not tuned, while others are; {suite.command('tune', names)}")
     return suite
 
 

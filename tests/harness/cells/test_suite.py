@@ -12,6 +12,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.policy import head_owner
+from fedprompt.methods import load_plugin, registry
 
 SETTING = {"table": "Feature shift", "dataset": "glyph-domains", "partition": "domains:m={m}", "m": [1, 3]}
 RAW = {"backbone": "micro-vit", "seeds": [0, 1], "methods": ["head-tune", "fedvpt"], "settings": [SETTING]}
@@ -197,8 +198,20 @@ def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:
 def test_the_command_that_tunes_names_the_suite_as_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text((FOLDER / "smoke.toml").read_text())
     own = load_suite(str(tmp_path / "mine.toml"))
-    assert own.tune_command(["fedvpt", "sgpt"]) == f"fedprompt tune {tmp_path}/mine.toml --methods fedvpt,sgpt"
-    assert load_suite("smoke").tune_command(["sgpt"]) == "fedprompt tune smoke --methods sgpt"
+    assert own.command("tune", ["fedvpt", "sgpt"]) == f"fedprompt tune {tmp_path}/mine.toml --methods fedvpt,sgpt"
+    assert load_suite("smoke").command("bench") == "fedprompt bench smoke"
+
+
+def test_a_command_names_the_files_of_plugins(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text('from fedprompt.methods.fedvpt import FedVPT\n\nclass Mine(FedVPT):\n    name = "mine"\n')
+    registry.cache_clear()
+    try:
+        load_plugin(file)
+        suite = parse_suite("x", {**RAW, "methods": ["fedvpt", "mine"]})
+        assert suite.command("bench") == f"fedprompt bench x --plugin {file}"
+    finally:
+        registry.cache_clear()
 
 
 def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
