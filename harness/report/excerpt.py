@@ -1,4 +1,4 @@
-"""The short version of a published run: one table of accuracies and gains, and the sentences of its report.
+"""The short version of a published run: one table of accuracies and gains, the warnings and sentences of its report.
 
 README and docs/results.md hold such texts between two comments, of which the first says what to show:
 
@@ -47,7 +47,8 @@ def excerpt(folder: Path, wishes: Mapping[str, Sequence[str]] | None = None) -> 
         shown = shown[shown[column].isin(values)]
     report = (folder / "report.md").read_text()
     said = [_said(report, title) for title in SECTIONS] if not wishes else [_said_of(shown, report)]
-    return "\n\n".join([_table(shown), _note(shown), *filter(None, said)]) + "\n"
+    warned = "\n".join(line for line in report.splitlines() if line.startswith("> **"))
+    return "\n\n".join(filter(None, [_table(shown), _note(shown), warned, *said])) + "\n"
 
 
 def _wishes(text: str | None) -> dict[str, list[str]]:

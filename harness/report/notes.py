@@ -8,8 +8,9 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.federation.policy import head_owner
+from fedprompt.harness.federation.policy import POLICY_NAMES, head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
+from fedprompt.harness.report.comparisons import NO_PROMPT
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
 LISTED = 20  # failures that are listed one by one
+COLLAPSED = 0.5  # of no prompt's accuracy: below it, training has spoilt the features that the head reads
 
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
@@ -38,6 +40,7 @@ def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
         todo = f"complete them with: {suite.command('bench')}"
         lines.append(f"{done} of {cells} cells are finished ({MISSING} is missing); {todo}")
     lines += _other_code(suite, results)
+    lines += _collapsed(finished)
     reasons = [
         f"{row['status']}: {row['row']}, {row['table']}, {row['setting']}, seed {row['seed']}: {row['reason']}"
         for row in stopped.drop_duplicates("cell").to_dict("records")
@@ -58,6 +61,26 @@ def _other_code(suite: Suite, results: pd.DataFrame) -> list[str]:
         f"{len(older)} cells are finished, but by other code than the present ({counts}), and not shown: compute them "
         f"with {suite.command('bench')}, or show them with {suite.command('report')} --accept-code"
     ]
+
+
+def _collapsed(finished: pd.DataFrame) -> list[str]:
+    """Which runs ended far below no prompt with the same head, data and seed: their row's mean says little."""
+    unseen = finished["kind"] == "unseen"
+    runs = finished.assign(accuracy=finished["average"].where(~unseen, finished["unseen_average"]))
+    same = ["dataset", "partition", "reading", "seed"]
+    control = runs[runs["method"] == NO_PROMPT].drop_duplicates(same)[[*same, "accuracy"]]
+    runs = runs.merge(control, on=same, suffixes=("", "_control")).drop_duplicates("cell")
+    low = runs[runs["accuracy"] < COLLAPSED * runs["accuracy_control"]]
+    if low.empty:
+        return []
+    named = [
+        f"{run['title']}, {run['setting']}{' unseen' * (run['kind'] == 'unseen')}, {POLICY_NAMES[run['reading']]}, "
+        f"seed {run['seed']}: {100 * run['accuracy']:.1f} % instead of {100 * run['accuracy_control']:.1f} %"
+        for run in low.to_dict("records")
+    ]
+    more = f"; and {len(named) - LISTED} more (cells.csv)" if len(named) > LISTED else ""
+    rule = "ended below half of no prompt's accuracy with the same head, data and seed, so their rows' means say little"
+    return [f"COLLAPSED: {len(low)} of {len(runs)} runs {rule}: {'; '.join(named[:LISTED])}{more}."]
 
 
 def untuned_note(suite: Suite) -> str:

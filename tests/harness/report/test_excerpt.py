@@ -58,6 +58,11 @@ def test_accuracies_gains_marks_and_sentences(folder: Path) -> None:
     assert len([line for line in lines if line.endswith("gains.")]) == 3
 
 
+def test_warnings_of_the_report_are_kept(folder: Path) -> None:
+    (folder / "report.md").write_text(REPORT.replace("# T\n", "# T\n\n> **COLLAPSED: one.**  \n", 1))
+    assert "\n\n> **COLLAPSED: one.**  \n\n- Shift" in excerpt(folder)
+
+
 def test_some_rows_of_one_policy_with_their_sentences(folder: Path) -> None:
     comment = f"<!-- excerpt of {folder.name}: policy local; methods head-tune, sgpt -->"
     page = f"a\n{comment}\nold\n<!-- end of the excerpt -->\nb\n"

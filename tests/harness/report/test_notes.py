@@ -45,6 +45,16 @@ def test_failures_are_told_with_their_reason() -> None:
     assert alerts(suite, results)[1:] == ["failed: fedvpt, Feature shift, m=1, seed 0: loss is not finite"]
 
 
+def test_a_run_below_half_of_no_prompt_is_named() -> None:
+    suite = a_trained_suite(seeds=(0, 1), settings=(a_setting(policies=("global",)),))
+    averages = {("head-tune", 0): 0.8, ("fedvpt", 0): 0.41, ("head-tune", 1): 0.7, ("fedvpt", 1): 0.1}
+    results = results_frame(suite)
+    results["average"] = [averages[row, seed] for row, seed in zip(results["row"], results["seed"], strict=True)]
+    [line] = alerts(suite, results)
+    assert line.startswith("COLLAPSED: 1 of 4 runs")
+    assert line.endswith(", m=1, global head, seed 1: 10.0 % instead of 70.0 %.")
+
+
 def test_many_failures_are_cut_short() -> None:
     suite = a_trained_suite(seeds=tuple(range(LISTED)))
     lines = alerts(suite, results_frame(suite).assign(status="failed", reason="no memory"))
