@@ -30,6 +30,7 @@ PRIOR_CLIENTS = 20  # prior: the luck of a seed varies as the mean over this man
 PRIOR_FREEDOM = 2  # degrees of freedom that the prior counts for
 MOST_FREEDOM = 8  # that prior and table together count for at most beside a row's own; rows are not all alike
 LEAST_RESIDUAL = 0.1  # of the variance within seeds; the residual is a difference of two estimates and may be negative
+COLLAPSED = 0.5  # of a row's best seed: a seed below it has luck of another kind
 NOTHING = 1e-9  # points: smaller differences are rounding errors
 
 
@@ -57,6 +58,9 @@ class Pool:
 
     ratio: float
     freedom: float
+
+
+ALONE = Pool(0, 0)  # of a row that takes nothing from others
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,24 @@ def spread(parts: Components, pool: Pool) -> Spread:
     return Spread(np.sqrt(variance), np.maximum(known, least))
 
 
+def has_collapsed(row: Array) -> bool:
+    """Whether training failed in some seed: what luck did to this row says nothing about others, and vice versa."""
+    means = [np.nanmean(seed) for seed in row if not np.isnan(seed).all()]
+    return bool(means) and bool(min(means) < COLLAPSED * max(means))
+
+
+def pool_for(row: Array, reference: Array, pool: Pool) -> Pool:
+    """What a comparison takes from the rest of its table."""
+    return ALONE if has_collapsed(row) or has_collapsed(reference) else pool
+
+
 def pool_rows(accuracies: pd.DataFrame) -> Pool:
-    """Mean ratio over all pairs of rows, and the prior; a row that repeats another one counts once."""
+    """Mean ratio over all pairs of rows, and the prior; a row that repeats another one counts once.
+
+    Rows that have collapsed do not count.
+    """
     table = wide(accuracies.loc[:, ~accuracies.T.duplicated()])
+    table = {row: values for row, values in table.items() if not has_collapsed(values)}
     by_shape: dict[tuple[int, ...], list[Array]] = {}
     for one, other in combinations(table.values(), 2):
         array = paired_array(one, other)

@@ -32,6 +32,7 @@ from fedprompt.harness.report.components import (
     components,
     error_draws,
     paired_array,
+    pool_for,
     pool_rows,
     spread,
     wide,
@@ -148,7 +149,7 @@ def _difference(table: Mapping[str, Array], row: str, reference: str, pool: Pool
     if not np.nan_to_num(differences).any():  # a copy: no draw may call it different
         return Difference(row, reference, 0.0, 0.0, 0.0, 1.0, 1.0, seeds, clients)
     parts = components(differences)
-    size = spread(parts, pool)
+    size = spread(parts, pool_for(table[row], table[reference], pool))
     draws = float(parts.estimate) + error_draws(differences, float(size.error), float(size.freedom))
     low, high = np.quantile(draws, [LEVEL / 2, 1 - LEVEL / 2])
     p = 2 * (min(np.sum(draws <= 0), np.sum(draws >= 0)) + 1) / (len(draws) + 1)

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.report.components import Array, Pool, components, paired_array, pool_rows, spread, wide
+from fedprompt.harness.report.components import Array, Pool, components, paired_array, pool_for, pool_rows, spread, wide
 from fedprompt.harness.report.inference import LEVEL
 
 POWER = 0.8
@@ -42,8 +42,13 @@ def smallest_detectable(
     pool = pool_rows(accuracies)
     count = comparisons or max(accuracies.shape[1] - 1, 1)
     table = wide(accuracies)
-    arrays = [paired_array(values, table[control]) for row, values in table.items() if row != control]
-    per_row = [_detectable(array, pool, count) for array in arrays if np.nan_to_num(array).any()]
+    others = [values for row, values in table.items() if row != control]
+    arrays = [paired_array(values, table[control]) for values in others]
+    per_row = [
+        _detectable(array, pool_for(values, table[control], pool), count)
+        for array, values in zip(arrays, others, strict=True)
+        if np.nan_to_num(array).any()
+    ]
     least = _from_images(arrays, count, test_images)
     if not per_row:
         return Detectable(least, least, count)

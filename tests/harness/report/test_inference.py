@@ -130,6 +130,26 @@ def test_a_copy_does_not_narrow_the_intervals_of_others() -> None:
     assert (with_copy.low, with_copy.high) == (paired(table, CONTROL)["method-1"].low, with_copy.high)
 
 
+def fallen(table: pd.DataFrame) -> pd.Series:
+    """The control, with a tenth of its accuracy in the first seed."""
+    return table[CONTROL] * np.where(table.index.get_level_values("seed") == 0, 0.1, 1)
+
+
+def test_a_collapsed_row_does_not_widen_the_intervals_of_others() -> None:
+    table = simulated_table(0, seeds=3)
+    beside = paired(table.assign(fallen=fallen(table)), CONTROL)["method-1"]
+    alone = paired(table, CONTROL)["method-1"]
+    assert (beside.low, beside.high) == (alone.low, alone.high)
+
+
+def test_a_collapsed_row_is_as_uncertain_as_its_seeds() -> None:
+    table = simulated_table(0, seeds=3)
+    row = paired(table.assign(fallen=fallen(table)), CONTROL)["fallen"]
+    assert row.points < -15
+    assert row.low < -50
+    assert row.high > 0
+
+
 def test_five_points_are_found_with_two_seeds() -> None:
     """20 clients with 80 test images each; the method is right wherever the control is, and on 5 % more."""
     table = simulated_table(0, rows=12)
