@@ -243,7 +243,9 @@ class Order(NamedTuple):
 def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | None:
     """None with fewer than four methods in common, of which no order can be told from chance."""
     table = _table(part)
-    titles = {str(row): PAPERS["vit"].titles.get(str(row), (title,))[0] for row, title in _titles(part).items()}
+    table = table.loc[:, table.groupby(level=0).count().gt(0).all()]  # in an order, every row has every seed
+    shown = _titles(part).loc[table.columns]
+    titles = {str(row): PAPERS["vit"].titles.get(str(row), (title,))[0] for row, title in shown.items()}
     names = [name for name in dict.fromkeys(titles.values()) if name in theirs.index]
     if len(names) < 4:
         return None

@@ -21,6 +21,7 @@ from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.report.answers import answers
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.conclusion import HEADS
+from fedprompt.harness.report.document import MISSING
 from fedprompt.harness.report.inference import LEVEL
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
@@ -82,6 +83,8 @@ def _note(main: pd.DataFrame) -> str:
 
 def _entry(number: dict[object, object]) -> str:
     mean, gain, p = (float(str(number[name])) for name in ("mean", "gain", "gain_p_adjusted"))
+    if pd.isna(mean):
+        return MISSING
     accuracy = f"**{mean:.1f}**" if number["leads"] else f"{mean:.1f}"
     if number["control"] or pd.isna(gain):
         return accuracy

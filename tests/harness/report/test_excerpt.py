@@ -58,6 +58,11 @@ def test_accuracies_gains_marks_and_sentences(folder: Path) -> None:
     assert len([line for line in lines if line.endswith("gains.")]) == 3
 
 
+def test_what_is_not_finished_is_a_dash(folder: Path) -> None:
+    pd.DataFrame({**NUMBERS, "mean": [50.04, 55.06, float("nan"), 1.0]}).to_csv(folder / "tables.csv", index=False)
+    assert "| SGPT | – |" in excerpt(folder)
+
+
 def test_warnings_of_the_report_are_kept(folder: Path) -> None:
     (folder / "report.md").write_text(REPORT.replace("# T\n", "# T\n\n> **COLLAPSED: one.**  \n", 1))
     assert "\n\n> **COLLAPSED: one.**  \n\n- Shift" in excerpt(folder)
