@@ -7,8 +7,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [protocol]               fields of the protocol, for every cell
 [params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
-[tune]                   seeds, trials, [tune.protocol], [tune.grid]: how `fedprompt tune` searches; shared = true makes
-                         one study per method, data set and owner of the head, in the first setting
+[tune]                   seeds, trials, finals, [tune.protocol], [tune.grid]: how `fedprompt tune` searches; shared =
+                         true makes one study per method, data set and owner of the head, in the first setting
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), label (of the column; default: the placeholders' values),
                          methods, policies, control,
@@ -239,8 +239,12 @@ def _variant(key: str, entry: Mapping[str, Any], where: str) -> Row:
 
 def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
     check_shape(entry, shape.TUNING, f"tune of {where}")
-    tune = Tune(**{**entry, "seeds": tuple(entry.get("seeds", Tune.seeds))})
-    shared = set(tune.seeds) & set(seeds)
+    listed = {name: tuple(entry.get(name, getattr(Tune, name))) for name in ("seeds", "finals")}
+    tune = Tune(**{**entry, **listed})
+    if set(tune.seeds) & set(tune.finals):
+        seed = min(set(tune.seeds) & set(tune.finals))
+        raise UserError(f"{where}: seed {seed} is in tune.seeds and in tune.finals; choose others for the finals.")
+    shared = {*tune.seeds, *tune.finals} & set(seeds)
     if shared:
         raise UserError(f"{where}: seed {min(shared)} is for reporting and for tuning; choose others in [tune].")
     protocol = {"val_fraction": 0.1, "last": 1, "sweep": False, **tune.protocol}

@@ -69,7 +69,7 @@ SETTING = {
     "control": TEXT,
 }
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
-TUNING = {"seeds": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID, "shared": SWITCH}
+TUNING = {"seeds": SEEDS, "finals": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID, "shared": SWITCH}
 
 
 def check_shape(raw: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> None:

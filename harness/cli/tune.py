@@ -1,6 +1,7 @@
 """`fedprompt tune`: searches with progress bars, then a table of the selected values."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.cells.cell import Cell
     from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.cli._parser import Commands
-    from fedprompt.harness.tuning.search import Point, Result, Search
+    from fedprompt.harness.tuning.search import Point, Result
     from fedprompt.harness.tuning.study import Study
 
 EXAMPLES = ("tune embedded", "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20")
@@ -39,7 +40,7 @@ def tune(args: Namespace) -> int:
 
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.store import first_line, public
-    from fedprompt.harness.tuning.search import searches
+    from fedprompt.harness.tuning.search import FINALISTS, cell_key, searches
     from fedprompt.harness.tuning.study import Study, open_storage
     from fedprompt.harness.tuning.study_tracker import StudyTracker
     from fedprompt.harness.tuning.tune import tune as run_studies
@@ -72,14 +73,15 @@ def tune(args: Namespace) -> int:
                 rows[event.cell] = bar.add_task(cell.label, total=event.rounds)
             bar.update(rows[event.cell], completed=event.round)
 
-        def ended(search: "Search", result: "Result") -> None:
-            for cell in search.cells(result.point):
+        def ended(result: "Result", cells: "Sequence[Cell]") -> None:
+            for cell in cells:
                 if cell.hash in rows:
                     bar.remove_task(rows.pop(cell.hash))
-            bar.update(whole, advance=1, total=sum(study.proposed for study in studies))
+            finals = sum(FINALISTS for study in studies if study.search.finals)
+            bar.update(whole, advance=1, total=sum(study.proposed for study in studies) + finals)
             if result.reason:
                 reason = result.reason.removeprefix("diverged ")
-                line = f"{result.state}: {search.label} {_values(result.point)}: {reason}"
+                line = f"{result.state}: {' '.join(cell_key(cells[0]))} {_values(result.point)}: {reason}"
                 bar.console.print(line, soft_wrap=True, markup=False)
 
         try:
@@ -108,7 +110,7 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
             escape(study.search.label),
             f"{len(finished)}/{len(results)}",
             results[0].state if results[0].value is None else _percent(results[0].value),
-            _percent(best.value) if best and best.value is not None else "",
+            _percent(best.score) if best else "",
             escape(_values(best.point)) if best else "[red]no trial finished[/]",
             ", ".join(edge_rates(study.search, results, best.point)) if best else "",
         )

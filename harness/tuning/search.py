@@ -4,6 +4,9 @@
 
 A point is run as cells like any others, on held-out training data and on seeds that no table reports; its value is the
 mean of their validation averages. Their run folders are the queue and the results. Optuna records the trials (`study`).
+
+The best of many noisy values is partly luck, and a rate at the edge of stability may have had all of it. A suite can
+name seeds for finals: the best points are run on these too, and the choice among them is by the mean over all seeds.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
 SAMPLERS = ("pattern", "tpe")
+FINALISTS = 3  # points of a study that meet once more, on further seeds
 TIED = 0.01  # a rate this close to lr, in parts of it, is written as none: it follows lr
 
 Key = tuple[str, str, str, str]  # method, data set, canonical partition, owner of the head
@@ -45,17 +49,34 @@ class Result:
     value: float | None = None
     reason: str = ""
     by_seed: tuple[float, ...] = ()  # of which the value is the mean
+    finals: tuple[float, ...] = ()  # of a finalist: on the seeds of the finals
 
     @property
     def state(self) -> str:
         """`complete`, `diverged` or `failed`."""
         return failure_state(self.reason) if self.value is None else "complete"
 
+    @property
+    def score(self) -> float:
+        """What points are compared by: the mean over all seeds, those of the finals included."""
+        seeds = (*self.by_seed, *self.finals)
+        return sum(seeds) / len(seeds) if self.finals else self.value or 0.0
+
 
 def best_result(results: Sequence[Result]) -> Result | None:
-    """The best that finished. Ties go to the first, which is the default: no value is changed for nothing."""
+    """The best that finished; of the finalists, if there are any, because the others' luck was not put to the test.
+
+    Ties go to the first, which is the default: no value is changed for nothing.
+    """
     finished = [result for result in results if result.value is not None]
-    return max(finished, key=lambda result: round(result.value or 0.0, 9), default=None)
+    candidates = [result for result in finished if result.finals] or finished
+    return max(candidates, key=lambda result: round(result.score, 9), default=None)
+
+
+def finalists(results: Sequence[Result]) -> list[Result]:
+    """The best points of a study, the best first."""
+    finished = [result for result in results if result.value is not None]
+    return sorted(finished, key=lambda result: -round(result.score, 9))[:FINALISTS]
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,7 @@ class Search:
     trials: int
     sampler: str
     readings: tuple[str, ...] = ("average",)  # keys of a cell's summary; its value is their mean
+    finals: tuple[Cell, ...] = ()  # as `base`, of the seeds of the finals
 
     @property
     def key(self) -> Key:
@@ -110,7 +132,8 @@ class Search:
     @cached_property
     def setup(self) -> str:
         """Digest of what is searched where. Equal in suites that share the setting, and in all versions of the code."""
-        cells = [replace(cell, code="", dataset=portable(cell.dataset)).to_json() for cell in self.base]
+        bases = (*self.base, *self.finals)
+        cells = [replace(cell, code="", dataset=portable(cell.dataset)).to_json() for cell in bases]
         return _digest(*cells, json.dumps(self.grid), *self.readings)
 
     @cached_property
@@ -127,9 +150,10 @@ class Search:
         """Its name in tables and progress bars."""
         return " ".join(self.key)
 
-    def cells(self, point: Point) -> tuple[Cell, ...]:
-        """What is run for ``point``: one cell per tuning seed."""
-        cells = tuple(replace(cell, params={**cell.params, **point}) for cell in self.base)
+    def cells(self, point: Point, final: bool = False) -> tuple[Cell, ...]:
+        """What is run for ``point``: one cell per tuning seed, or per seed of the finals."""
+        bases = self.finals if final else self.base
+        cells = tuple(replace(cell, params={**cell.params, **point}) for cell in bases)
         assert all(cell.phase == "tune" for cell in cells), "a trial must not see test data"
         return cells
 
@@ -198,9 +222,12 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
     setting, cell = entries[0].setting, entries[0].cell
     head = {"head": cell.protocol.head, "finetune_epochs": cell.protocol.finetune_epochs}
     protocol = {**setting.protocol, **head, **suite.tune.protocol}
-    base = tuple(_base(suite, setting, cell.method, seed, protocol) for seed in suite.tune.seeds)
+    base, finals = (
+        tuple(_base(suite, setting, cell.method, seed, protocol) for seed in seeds)
+        for seeds in (suite.tune.seeds, suite.tune.finals)
+    )
     grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
-    return Search(suite.name, base, grid, trials, sampler, summary_keys(base[0], entries))
+    return Search(suite.name, base, grid, trials, sampler, summary_keys(base[0], entries), finals)
 
 
 def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapping[str, Any]) -> Cell:

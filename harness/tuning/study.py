@@ -5,6 +5,7 @@ database is made under one lock in the results folder, so that recording a point
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -59,11 +60,6 @@ class Study:
     def proposed(self) -> int:
         return len(self._results)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all proposed points have ended."""
-        return None not in self._results.values()
-
     def propose(self, count: int) -> list[Point]:
         """The next points; none if the search is over."""
         points = self._propose(self.results, count)
@@ -89,6 +85,12 @@ class Study:
                 self._optuna.tell(number, WORST)
             else:
                 self._optuna.tell(number, result.value)
+
+    def conclude(self, final: Result) -> None:
+        """Keep what a finalist reached in the finals, nothing if it failed. Optuna's record is of the search alone."""
+        known = self._results[point_key(final.point)]
+        assert known is not None
+        self._results[point_key(final.point)] = replace(known, finals=final.by_seed or (WORST,))
 
     def _propose_by_tpe(self, results: Sequence[Result], count: int) -> list[Point]:
         """First the points that the database has, of an earlier call or of another process; then new ones."""

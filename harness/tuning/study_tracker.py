@@ -40,7 +40,7 @@ class StudyTracker(Tracker):
         """Record how a study ended; recording it again replaces what was there. ``results`` begin with the default."""
         best, finished = best_result(results), sum(result.value is not None for result in results)
         rows = [{**search.effective(r.point), "value": r.value, "state": r.state, "chosen": r is best} for r in results]
-        values = {"default_value": results[0].value, "best_value": best.value if best else None}
+        values = {"default_value": results[0].value, "best_value": best.score if best else None}
         metrics = {"finished": finished, "failed": len(results) - finished, **values}
 
         def send() -> bool:

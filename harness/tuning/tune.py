@@ -16,7 +16,7 @@ from fedprompt.harness.cells.folder import is_locked, run_folder
 from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cells.session import finished_cells, finished_outcomes
 from fedprompt.harness.cells.site import Site
-from fedprompt.harness.tuning.search import Point, Result, Search
+from fedprompt.harness.tuning.search import Point, Result, Search, finalists
 from fedprompt.harness.tuning.study import Study, tuning_lock
 from fedprompt.harness.tuning.study_tracker import StudyTracker
 from fedprompt.harness.tuning.tuned import read_tuned, tuned_entry, write_tuned
@@ -24,7 +24,7 @@ from fedprompt.harness.tuning.tuned import read_tuned, tuned_entry, write_tuned
 POLL = 5.0  # seconds between two looks at the cells of other processes
 
 Report = Callable[[Cell, RoundProgress], None]  # called after each round
-Ended = Callable[[Search, Result], None]  # called for each point
+Ended = Callable[[Result, Sequence[Cell]], None]  # called for each point, with its cells
 Wave = Mapping[Study, Sequence[Point]]  # points whose cells run together
 
 
@@ -39,10 +39,12 @@ def tune(
             points = study.propose(_share(workers, wave))
             if points:
                 next_wave[study] = points
-            else:
-                tracker.record_study(study.search, study.results)
-                _write(study, site.out, path)
+            elif not study.search.finals:
+                _record(study, site.out, tracker, path)
         wave = next_wave
+    finals = {study: [result.point for result in finalists(study.results)] for study in studies if study.search.finals}
+    for study in _run(finals, site, tracker, workers, report, ended, final=True):
+        _record(study, site.out, tracker, path)
 
 
 def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
@@ -50,15 +52,19 @@ def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
     return math.ceil(workers / len(studies))
 
 
-def _run(wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Report, ended: Ended) -> Iterator[Study]:
+def _run(
+    wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Report, ended: Ended, final: bool = False
+) -> Iterator[Study]:
     """Run the cells of all points; a study is yielded when the last of its points has ended."""
     cells: dict[str, Cell] = {}
     origins: dict[str, tuple[Study, Point]] = {}  # by cell
     for study, points in wave.items():
         for point in points:
-            for cell in study.search.cells(point):
+            for cell in study.search.cells(point, final):
                 cells[cell.hash], origins[cell.hash] = cell, (study, point)
                 tracker.adopt(cell, study.search, point)
+    left = {study: len(points) for study, points in wave.items()}
+    yield from (study for study, count in left.items() if not count)
 
     def tell(event: RoundProgress) -> None:
         tracker.round(cells[event.cell], event)
@@ -72,12 +78,16 @@ def _run(wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Re
             tracker.finish(outcome.folder)
         outcomes[outcome.cell.hash] = outcome
         study, point = origins[outcome.cell.hash]
-        hashes = [cell.hash for cell in study.search.cells(point)]
-        if outcomes.keys() >= set(hashes):
-            result = _result(study.search, point, [outcomes[hash_] for hash_ in hashes])
-            study.end(result)
-            ended(study.search, result)
-            if study.idle:
+        same_point = study.search.cells(point, final)
+        if outcomes.keys() >= {cell.hash for cell in same_point}:
+            result = _result(study.search, point, [outcomes[cell.hash] for cell in same_point])
+            if final:
+                study.conclude(result)
+            else:
+                study.end(result)
+            ended(result, same_point)
+            left[study] -= 1
+            if not left[study]:
                 yield study
 
 
@@ -117,8 +127,9 @@ def _value(folder: Path, readings: Sequence[str]) -> float:
     return sum(float(summary[reading]) for reading in readings) / len(readings)
 
 
-def _write(study: Study, out: Path, path: Path) -> None:
-    """Put the study's values into the tuned file, among those of other studies."""
+def _record(study: Study, out: Path, tracker: StudyTracker, path: Path) -> None:
+    """Tell MLflow how the study ended, and put its values into the tuned file, among those of other studies."""
+    tracker.record_study(study.search, study.results)
     entry = tuned_entry(study.search, study.results)
     if entry is None:
         return

@@ -75,7 +75,7 @@ class Tuned:
     params: Mapping[str, Any]  # the searched ones
     study: str
     setup: str  # digest of what was searched where; equal in suites that share the setting
-    value: float  # validation accuracy with these params, mean over the tuning seeds
+    value: float  # validation accuracy with these params, mean over all tuning seeds
     default_value: float | None = None  # with the suite's own values; none if they failed
     trials: int
     finished: int
@@ -83,8 +83,8 @@ class Tuned:
     seeds: tuple[int, ...]
     at_edge: tuple[str, ...]  # rates whose least or greatest tried value was chosen
     untried: tuple[str, ...]  # parameters along which a neighbour of the choice was not tried
-    # What each tuning seed alone would have chosen among the points tried: seed, params, and the loss in validation
-    # accuracy (mean over all seeds) against the choice; empty if there is one seed.
+    # What each seed of the search alone would have chosen among the points tried: seed, params, and the loss in
+    # validation accuracy (mean over these seeds) against the choice; empty if there is one seed.
     repeat: tuple[Mapping[str, Any], ...]
     sampler: str
     code: str  # version of the code that ran the trials
@@ -113,12 +113,12 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
         params=best.point,
         study=search.name.replace(dataset, portable(dataset)),
         setup=search.setup,
-        value=round(best.value, 6),
+        value=round(best.score, 6),
         default_value=None if default_value is None else round(default_value, 6),
         trials=len(results),
         finished=finished,
         failed=len(results) - finished,
-        seeds=tuple(cell.seed for cell in search.base),
+        seeds=tuple(cell.seed for cell in (*search.base, *search.finals)),
         at_edge=tuple(edge_rates(search, results, best.point)),
         untried=tuple(open_axes(search, results, best.point)),
         repeat=_repeat(search, results, best.value),
@@ -134,7 +134,7 @@ def _repeat(search: Search, results: Sequence[Result], value: float) -> tuple[Ma
     finished = [result for result in results if result.value is not None]
     choices = []
     for index, cell in enumerate(search.base):
-        alone = best_result([replace(result, value=result.by_seed[index]) for result in finished])
+        alone = best_result([replace(result, value=result.by_seed[index], finals=()) for result in finished])
         assert alone is not None
         loss = round(value - sum(alone.by_seed) / len(alone.by_seed), 6)
         choices.append({"seed": cell.seed, "params": alone.point, "loss": loss})

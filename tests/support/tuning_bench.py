@@ -64,12 +64,12 @@ class Untracked(StudyTracker):
 
 
 class Bench:
-    """A results folder, and cells that end at once with the accuracy ``accuracy[lr]``."""
+    """A results folder, and cells that end at once with the accuracy ``accuracy[lr, seed]`` or ``accuracy[lr]``."""
 
     def __init__(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.out = out
         self.ran: list[tuple[float, int]] = []  # learning rate and seed of each cell
-        self.accuracy = {0.03: 0.2, 0.1: 0.5, 0.3: 0.7}
+        self.accuracy: dict[Any, float] = {0.03: 0.2, 0.1: 0.5, 0.3: 0.7}
         self.act: Act = lambda _: ""
         out.mkdir(exist_ok=True)
         shutil.copy(_template()[1], out / "optuna.db")
@@ -87,7 +87,8 @@ class Bench:
 
     def finish(self, cell: Cell) -> Path:
         """The run folder of the cell, done."""
-        accuracy = self.accuracy.get(cell.params["lr"], 0.4)
+        rate = cell.params["lr"]
+        accuracy = self.accuracy.get((rate, cell.seed), self.accuracy.get(rate, 0.4))
         return done_folder(self.out, cell, [[accuracy] * 2] * cell.protocol.rounds)
 
     def tune(self, suite: Suite, sampler: str = "pattern", uri: str = "", workers: int = 1) -> list[Study]:

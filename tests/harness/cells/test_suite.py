@@ -238,6 +238,8 @@ def test_tuning_holds_data_out_and_leaves_the_sweep() -> None:
         ({"variants": {"long": {**VARIANT, "parms": {}}}}, ["'parms'", "'params'"]),
         ({"tune": {"trails": 3}}, ["'trails'", "'trials'"]),
         ({"tune": {"seeds": [1, 100]}}, ["seed 1", "tuning"]),
+        ({"tune": {"seeds": [100], "finals": [1]}}, ["seed 1", "tuning"]),
+        ({"tune": {"seeds": [100], "finals": [100]}}, ["seed 100", "tune.finals"]),
         ({"tune": {"protocol": {"val_fraction": 0}}}, ["val_fraction = 0", "test data"]),
         ({"policies": ["locl"]}, ["'locl'", "'local'"]),
         ({"policies": []}, ["policies = []", "global_then_ft"]),

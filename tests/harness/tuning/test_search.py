@@ -107,6 +107,7 @@ def test_the_name_is_readable_and_stable() -> None:
         {"params": {"all": {"lr": 0.1, "length": 3}}},
         {"protocol": {"epochs": 2}},
         tune(seeds=[102]),
+        tune(finals=[102]),
         tune(protocol={"val_fraction": 0.2}),
         tune(grid={"lr": [0.1, 0.3], "head_lr": []}),
     ],

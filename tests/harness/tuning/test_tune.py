@@ -52,6 +52,37 @@ def test_every_value_is_tried_once_and_the_best_chosen(bench: Bench, suite: Suit
     assert (tuned.at_edge, tuned.untried, tuned.repeat) == (("lr",), ("lr",), ())
 
 
+def test_the_best_points_meet_on_further_seeds(bench: Bench) -> None:
+    """The best of the search had luck."""
+    bench.accuracy |= {(0.3, 102): 0.1, (0.3, 103): 0.3}
+    suite = a_suite(**tune(finals=[102, 103], trials=4))
+    bench.tune(suite)
+    assert sorted(bench.ran[4:]) == [(rate, seed) for rate in (0.1, 0.3, 0.948683) for seed in (102, 103)]
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert (tuned.params, tuned.value, tuned.seeds) == ({"lr": 0.1}, 0.5, (100, 102, 103))
+    assert len(bench.trials(only_search(suite))) == 4
+
+
+def test_a_finalist_that_fails_is_not_chosen(bench: Bench) -> None:
+    bench.act = lambda cell: "no luck" if (cell.params["lr"], cell.seed) == (0.3, 102) else ""
+    suite = a_suite(**tune(finals=[102, 103]))
+    bench.tune(suite)
+    [tuned] = read_tuned(tuned_path(suite, bench.out))
+    assert tuned.params == {"lr": 0.1}
+
+
+def test_finals_that_were_interrupted_go_on(bench: Bench) -> None:
+    suite = a_suite(**tune(finals=[102, 103]))
+    bench.act = interrupt_at(bench, 5)
+    with pytest.raises(KeyboardInterrupt):
+        bench.tune(suite)
+    assert not tuned_path(suite, bench.out).exists()
+    bench.act = lambda _: ""
+    bench.tune(suite)
+    assert len(bench.ran) == 3 + 6 + 1
+    assert [entry.params for entry in read_tuned(tuned_path(suite, bench.out))] == [{"lr": 0.3}]
+
+
 def test_the_best_at_an_edge_leads_beyond_it(bench: Bench) -> None:
     bench.accuracy |= {0.948683: 0.8, 3.0: 0.1}
     suite = a_suite(**tune(trials=5))
