@@ -14,7 +14,17 @@ import pandas as pd
 from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.report.components import Array, Pool, components, paired_array, pool_for, pool_rows, spread, wide
+from fedprompt.harness.report.components import (
+    ALONE,
+    Array,
+    Pool,
+    components,
+    has_collapsed,
+    paired_array,
+    pool_rows,
+    spread,
+    wide,
+)
 from fedprompt.harness.report.inference import LEVEL
 
 POWER = 0.8
@@ -43,12 +53,10 @@ def smallest_detectable(
     count = comparisons or max(accuracies.shape[1] - 1, 1)
     table = wide(accuracies)
     others = [values for row, values in table.items() if row != control]
-    arrays = [paired_array(values, table[control]) for values in others]
-    per_row = [
-        _detectable(array, pool_for(values, table[control], pool), count)
-        for array, values in zip(arrays, others, strict=True)
-        if np.nan_to_num(array).any()
-    ]
+    steady = [values for values in others if not has_collapsed(values)]  # of the rest, no difference can be detected
+    arrays = [paired_array(values, table[control]) for values in steady or others]
+    borrowed = pool if steady else ALONE
+    per_row = [_detectable(array, borrowed, count) for array in arrays if np.nan_to_num(array).any()]
     least = _from_images(arrays, count, test_images)
     if not per_row:
         return Detectable(least, least, count)

@@ -28,6 +28,13 @@ def test_test_images_bound_the_difference_from_below() -> None:
     assert np.isnan(smallest_detectable(table, CONTROL, 1).points)
 
 
+def test_a_collapsed_row_does_not_matter() -> None:
+    table = simulated_table(0, seeds=3)
+    fallen = table[CONTROL] * np.where(table.index.get_level_values("seed") == 0, 0.1, 1)
+    alone, beside = (smallest_detectable(rows, CONTROL, comparisons=9) for rows in (table, table.assign(fallen=fallen)))
+    assert beside == alone
+
+
 def test_missing_clients_do_not_matter() -> None:
     table = simulated_table(0)
     table.loc[(0, 3), "method-1"] = np.nan
