@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.core.errors import unknown
+from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.federation.policy import PAPER, applicable, head_owner, is_finetuned
 from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.methods import registry
@@ -155,10 +156,14 @@ class Suite:
         }
 
     def untuned(self) -> list[Planned]:
-        """Entries that have the suite's own rates although others have tuned ones."""
+        """Entries that have the suite's own rates although others have tuned ones; zero-shot methods have no rates."""
         if not self.tuned:
             return []
-        return [entry for entry in self.planned() if self._tuned_key(entry) not in self.tuned]
+        return [
+            entry
+            for entry in self.planned()
+            if self._tuned_key(entry) not in self.tuned and any(map(is_rate, entry.cell.params))
+        ]
 
     def command(self, verb: str, methods: Collection[str] = ()) -> str:
         """What to type for these methods, or for all of the suite's, with the files of those that are plugins."""

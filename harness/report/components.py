@@ -30,7 +30,7 @@ PRIOR_CLIENTS = 20  # prior: the luck of a seed varies as the mean over this man
 PRIOR_FREEDOM = 2  # degrees of freedom that the prior counts for
 MOST_FREEDOM = 8  # that prior and table together count for at most beside a row's own; rows are not all alike
 LEAST_RESIDUAL = 0.1  # of the variance within seeds; the residual is a difference of two estimates and may be negative
-COLLAPSED = 0.5  # of a row's best seed: a seed below it has luck of another kind
+COLLAPSED = 0.5  # of no prompt's accuracy, or of a row's best seed: below it, training has spoilt the features
 NOTHING = 1e-9  # points: smaller differences are rounding errors
 
 

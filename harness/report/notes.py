@@ -11,6 +11,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import POLICY_NAMES, head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.comparisons import NO_PROMPT
+from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
 LISTED = 20  # failures that are listed one by one
-COLLAPSED = 0.5  # of no prompt's accuracy: below it, training has spoilt the features that the head reads
 
 
 def alerts(suite: Suite, results: pd.DataFrame) -> list[str]:
@@ -69,8 +69,8 @@ def _collapsed(finished: pd.DataFrame) -> list[str]:
     runs = finished.assign(accuracy=finished["average"].where(~unseen, finished["unseen_average"]))
     same = ["dataset", "partition", "reading", "seed"]
     control = runs[runs["method"] == NO_PROMPT].drop_duplicates(same)[[*same, "accuracy"]]
-    runs = runs.merge(control, on=same, suffixes=("", "_control")).drop_duplicates("cell")
-    low = runs[runs["accuracy"] < COLLAPSED * runs["accuracy_control"]]
+    runs = runs.merge(control, on=same, suffixes=("", "_control"))
+    low = runs[runs["accuracy"] < COLLAPSED * runs["accuracy_control"]].drop_duplicates("cell")
     if low.empty:
         return []
     named = [
@@ -80,7 +80,7 @@ def _collapsed(finished: pd.DataFrame) -> list[str]:
     ]
     more = f"; and {len(named) - LISTED} more (cells.csv)" if len(named) > LISTED else ""
     rule = "ended below half of no prompt's accuracy with the same head, data and seed, so their rows' means say little"
-    return [f"COLLAPSED: {len(low)} of {len(runs)} runs {rule}: {'; '.join(named[:LISTED])}{more}."]
+    return [f"COLLAPSED: {len(low)} of {runs['cell'].nunique()} runs {rule}: {'; '.join(named[:LISTED])}{more}."]
 
 
 def untuned_note(suite: Suite) -> str:

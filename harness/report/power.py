@@ -15,12 +15,12 @@ from scipy import stats
 
 from fedprompt.harness.core.rng import numpy_rng
 from fedprompt.harness.report.components import (
-    ALONE,
     Array,
     Pool,
     components,
     has_collapsed,
     paired_array,
+    pool_for,
     pool_rows,
     spread,
     wide,
@@ -54,10 +54,13 @@ def smallest_detectable(
     table = wide(accuracies)
     others = [values for row, values in table.items() if row != control]
     steady = [values for values in others if not has_collapsed(values)]  # of the rest, no difference can be detected
-    arrays = [paired_array(values, table[control]) for values in steady or others]
-    borrowed = pool if steady else ALONE
-    per_row = [_detectable(array, borrowed, count) for array in arrays if np.nan_to_num(array).any()]
-    least = _from_images(arrays, count, test_images)
+    pairs = [(values, paired_array(values, table[control])) for values in steady or others]
+    per_row = [
+        _detectable(differences, pool_for(values, table[control], pool), count)
+        for values, differences in pairs
+        if np.nan_to_num(differences).any()
+    ]
+    least = _from_images([differences for _, differences in pairs], count, test_images)
     if not per_row:
         return Detectable(least, least, count)
     return Detectable(float(np.fmax(np.median(per_row), least)), float(np.fmax(np.max(per_row), least)), count)

@@ -195,6 +195,12 @@ def test_rows_of_an_ablation_are_tuned_if_their_reference_is() -> None:
     assert places == {("heterogeneity", "pfedbayespt-g"), ("unseen", "pfedbayespt-g")}
 
 
+def test_a_method_without_rates_is_not_called_untuned() -> None:
+    suite = load_suite("embedded-clip").only(["zs-clip", "coop", "promptfl"])
+    tuned = {key: {"lr": 0.7} for key in _keys(suite, "coop")}
+    assert {entry.row.key for entry in dataclasses.replace(suite, tuned=tuned).untuned()} == {"promptfl", "promptfl-ft"}
+
+
 def test_the_command_that_tunes_names_the_suite_as_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text((FOLDER / "smoke.toml").read_text())
     own = load_suite(str(tmp_path / "mine.toml"))

@@ -55,6 +55,16 @@ def test_a_run_below_half_of_no_prompt_is_named() -> None:
     assert line.endswith(", m=1, global head, seed 1: 10.0 % instead of 70.0 %.")
 
 
+def test_a_run_that_collapsed_in_one_of_its_readings_is_named() -> None:
+    suite = a_trained_suite(settings=(a_setting(policies=("global", "global_then_ft")),))
+    averages = {("fedvpt", "global_then_ft"): 0.1}
+    results = results_frame(suite)
+    results["average"] = [averages.get(place, 0.8) for place in zip(results["row"], results["policy"], strict=True)]
+    [line] = alerts(suite, results)
+    assert line.startswith("COLLAPSED: 1 of 2 runs")
+    assert line.endswith("global head, fine-tuned, seed 0: 10.0 % instead of 80.0 %.")
+
+
 def test_many_failures_are_cut_short() -> None:
     suite = a_trained_suite(seeds=tuple(range(LISTED)))
     lines = alerts(suite, results_frame(suite).assign(status="failed", reason="no memory"))
