@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from fedprompt.harness.cli import _options as options
@@ -64,22 +65,21 @@ def plan(args: Namespace) -> None:
 def _tuning_note(suite: "Suite", planned: "Plan", site: "Site", workers: int) -> list[str]:
     """What `fedprompt tune` would cost: the cells of all trials, at the pace of the method's own."""
     from fedprompt.harness.planning.plan import count_flops
-    from fedprompt.harness.tuning.search import FINALISTS, searches
+    from fedprompt.harness.tuning.search import searches
 
     open_searches = searches(suite)
-    # Of a finalist all seeds cost alike, so those of the search stand for them.
-    runs = {s.key: s.trials + len(s.finals) * min(FINALISTS, s.trials) / len(s.base) for s in open_searches}
     cells = [cell for search in open_searches for cell in search.base]
     if not cells:
         return []
     counted = count_flops(cells, site)
-    flops = {search.key: runs[search.key] * sum(counted[c.hash] for c in search.base) for search in open_searches}
-    total, trials = sum(flops.values()), round(sum(runs[s.key] * len(s.base) for s in open_searches))
+    total = sum(s.cell_count * mean(counted[cell.hash] for cell in s.base) for s in open_searches)
+    trials = sum(search.cell_count for search in open_searches)
     pace = [(plan.seconds, plan.flops) for plan in planned.cells.values() if not plan.finished]
     speed = sum(seconds for seconds, _ in pace) / max(1, sum(flops for _, flops in pace))
     time = f", about {duration(speed * total / workers)}" if pace else ""
+    studies = f"{len(open_searches)} {'study' if len(open_searches) == 1 else 'studies'}"
     return [
-        f"Not included: `fedprompt tune {suite.argument}`, {len(open_searches)} studies with {trials} cells in all, "
+        f"Not included: `fedprompt tune {suite.argument}`, {studies} with {trials} cells in all, "
         f"{scaled(total, 'FLOP')}{time}"
     ]
 

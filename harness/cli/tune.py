@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.cells.cell import Cell
     from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.cli._parser import Commands
-    from fedprompt.harness.tuning.search import Point, Result
+    from fedprompt.harness.tuning.search import Point, Result, Search
     from fedprompt.harness.tuning.study import Study
 
 EXAMPLES = ("tune embedded", "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20")
@@ -40,7 +40,7 @@ def tune(args: Namespace) -> int:
 
     from fedprompt.harness.core.progress import progress
     from fedprompt.harness.tracking.store import first_line, public
-    from fedprompt.harness.tuning.search import FINALISTS, cell_key, searches
+    from fedprompt.harness.tuning.search import searches
     from fedprompt.harness.tuning.study import Study, open_storage
     from fedprompt.harness.tuning.study_tracker import StudyTracker
     from fedprompt.harness.tuning.tune import tune as run_studies
@@ -73,15 +73,14 @@ def tune(args: Namespace) -> int:
                 rows[event.cell] = bar.add_task(cell.label, total=event.rounds)
             bar.update(rows[event.cell], completed=event.round)
 
-        def ended(result: "Result", cells: "Sequence[Cell]") -> None:
+        def ended(search: "Search", result: "Result", cells: "Sequence[Cell]") -> None:
             for cell in cells:
                 if cell.hash in rows:
                     bar.remove_task(rows.pop(cell.hash))
-            finals = sum(FINALISTS for study in studies if study.search.finals)
-            bar.update(whole, advance=1, total=sum(study.proposed for study in studies) + finals)
+            bar.update(whole, advance=1, total=sum(study.proposed + study.search.finalists for study in studies))
             if result.reason:
                 reason = result.reason.removeprefix("diverged ")
-                line = f"{result.state}: {' '.join(cell_key(cells[0]))} {_values(result.point)}: {reason}"
+                line = f"{result.state}: {search.label} {_values(result.point)}: {reason}"
                 bar.console.print(line, soft_wrap=True, markup=False)
 
         try:

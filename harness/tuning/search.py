@@ -96,6 +96,16 @@ class Search:
         return cell_key(self.base[0])
 
     @property
+    def finalists(self) -> int:
+        """How many points meet in the finals, at most."""
+        return min(FINALISTS, self.trials) if self.finals else 0
+
+    @property
+    def cell_count(self) -> int:
+        """How many cells are run, at most."""
+        return self.trials * len(self.base) + self.finalists * len(self.finals)
+
+    @property
     def default(self) -> dict[str, Any]:
         """The point that the suite uses untuned; it need not be on the grid."""
         return {name: self.base[0].params[name] for name in self.grid}

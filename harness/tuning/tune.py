@@ -24,7 +24,7 @@ from fedprompt.harness.tuning.tuned import read_tuned, tuned_entry, write_tuned
 POLL = 5.0  # seconds between two looks at the cells of other processes
 
 Report = Callable[[Cell, RoundProgress], None]  # called after each round
-Ended = Callable[[Result, Sequence[Cell]], None]  # called for each point, with its cells
+Ended = Callable[[Search, Result, Sequence[Cell]], None]  # called for each point, with its cells
 Wave = Mapping[Study, Sequence[Point]]  # points whose cells run together
 
 
@@ -85,7 +85,7 @@ def _run(
                 study.conclude(result)
             else:
                 study.end(result)
-            ended(result, same_point)
+            ended(study.search, result, same_point)
             left[study] -= 1
             if not left[study]:
                 yield study

@@ -16,7 +16,7 @@ from fedprompt.harness.cells import run as run_module
 from fedprompt.harness.cells.cell import make_cell
 from fedprompt.harness.cells.run import run_cell
 from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite_file import FOLDER, load_suite, parse_suite
+from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.cli import main
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.core.rng import numpy_rng
@@ -355,11 +355,6 @@ def test_flops_of_cells_are_those_of_the_plan(tmp_path: Path) -> None:
     assert count_flops(suite.cells(), Site(tmp_path)) == {key: cell.flops for key, cell in planned.cells.items()}
 
 
-def test_the_command_names_what_tuning_would_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "smoke", "--methods", "fedvpt", "--flops", "1e9", "--out", str(tmp_path)]) == 0
-    assert "Not included: `fedprompt tune smoke`, 1 studies with 9 cells in all" in capsys.readouterr().out
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -393,10 +388,3 @@ def test_the_command_prints_tables_a_total_and_what_was_assumed(
 
 def test_time_is_told_in_what_one_would_say() -> None:
     assert [duration(s) for s in (5, 90, 7200, 400_000, 1e8)] == ["5.0 s", "1.5 min", "2.0 h", "4.6 days", "3.2 years"]
-
-
-def test_the_cost_of_tuning_includes_finals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    suite = tmp_path / "mine.toml"
-    suite.write_text((FOLDER / "smoke.toml").read_text() + "\n[tune]\nfinals = [150, 151]\n")
-    assert main(["plan", str(suite), "--methods", "fedvpt", "--flops", "1e9", "--out", str(tmp_path)]) == 0
-    assert "1 studies with 15 cells in all" in capsys.readouterr().out  # nine, and two of each of three finalists
