@@ -179,7 +179,9 @@ def tuned_section(
         columns,
         notes=(Note("", f"{MISSING}: not tuned there; the suite's or the method's own value was used."),),
     )
-    text = f"{_tuned_share(suite, results)}, on seeds {', '.join(map(str, suite.tune.seeds))}, which no table reports."
+    seeds = ", ".join(map(str, suite.tune.seeds))
+    finals = f" (finals on {', '.join(map(str, suite.tune.finals))})" if suite.tune.finals else ""
+    text = f"{_tuned_share(suite, results)}, on seeds {seeds}{finals}, which no table reports."
     return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), figures, folded=True)
 
 

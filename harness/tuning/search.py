@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell, make_cell
@@ -57,10 +58,14 @@ class Result:
         return failure_state(self.reason) if self.value is None else "complete"
 
     @property
+    def all_seeds(self) -> tuple[float, ...]:
+        """The accuracy on every seed that the point was run on."""
+        return self.by_seed + self.finals
+
+    @property
     def score(self) -> float:
         """What points are compared by: the mean over all seeds, those of the finals included."""
-        seeds = (*self.by_seed, *self.finals)
-        return sum(seeds) / len(seeds) if self.finals else self.value or 0.0
+        return mean(self.all_seeds) if self.finals else self.value or 0.0
 
 
 def best_result(results: Sequence[Result]) -> Result | None:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import tomli_w
@@ -84,7 +85,7 @@ class Tuned:
     at_edge: tuple[str, ...]  # rates whose least or greatest tried value was chosen
     untried: tuple[str, ...]  # parameters along which a neighbour of the choice was not tried
     # What each seed of the search alone would have chosen among the points tried: seed, params, and the loss in
-    # validation accuracy (mean over these seeds) against the choice; empty if there is one seed.
+    # validation accuracy against the choice (mean over all seeds that both were run on); empty if there is one seed.
     repeat: tuple[Mapping[str, Any], ...]
     sampler: str
     code: str  # version of the code that ran the trials
@@ -121,23 +122,22 @@ def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
         seeds=tuple(cell.seed for cell in (*search.base, *search.finals)),
         at_edge=tuple(edge_rates(search, results, best.point)),
         untried=tuple(open_axes(search, results, best.point)),
-        repeat=_repeat(search, results, best.value),
+        repeat=_repeat(search, results, best),
         sampler=search.sampler,
         code=search.base[0].code,
     )
 
 
-def _repeat(search: Search, results: Sequence[Result], value: float) -> tuple[Mapping[str, Any], ...]:
-    """What each tuning seed alone would have chosen; ``value`` is that of the choice."""
+def _repeat(search: Search, results: Sequence[Result], best: Result) -> tuple[Mapping[str, Any], ...]:
+    """What each seed of the search alone would have chosen."""
     if len(search.base) == 1:
         return ()
     finished = [result for result in results if result.value is not None]
     choices = []
     for index, cell in enumerate(search.base):
-        alone = best_result([replace(result, value=result.by_seed[index], finals=()) for result in finished])
-        assert alone is not None
-        loss = round(value - sum(alone.by_seed) / len(alone.by_seed), 6)
-        choices.append({"seed": cell.seed, "params": alone.point, "loss": loss})
+        alone = max(finished, key=lambda result: round(result.by_seed[index], 9))
+        losses = [ours - its for ours, its in zip(best.all_seeds, alone.all_seeds, strict=False)]
+        choices.append({"seed": cell.seed, "params": alone.point, "loss": round(mean(losses), 6)})
     return tuple(choices)
 
 

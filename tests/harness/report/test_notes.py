@@ -4,7 +4,7 @@ import pytest
 from support.report_suites import a_setting, a_suite, every_kind, results_frame
 from support.run_folders import BACKBONE
 
-from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.cells.suite import Suite, Tune
 from fedprompt.harness.report.notes import LISTED, alerts, facts, provenance, reading, tuned_section
 
 TRAINED = dataclasses.replace(BACKBONE, weights="sha256:0123")
@@ -120,6 +120,11 @@ def test_how_firm_the_choices_are_stands_with_the_tuned_values() -> None:
     suite = a_suite(tuned={("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}})
     section = tuned_section(suite, results_frame(suite), ["2 of 9 choices lie at an edge."])
     assert section.text[1:] == ("2 of 9 choices lie at an edge.",)
+
+
+def test_seeds_of_finals_are_named() -> None:
+    suite = a_suite(tune=Tune(seeds=(100,), finals=(102, 103)))
+    assert "on seeds 100 (finals on 102, 103)" in tuned_section(suite, results_frame(suite)).text[0]
 
 
 def test_tuned_values_are_shown_by_method_and_setting() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tuning_bench import KEY, a_suite, only_search
+from support.tuning_bench import KEY, a_suite, only_search, tune
 
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.cells.suite_file import load_suite
@@ -56,6 +56,16 @@ def entry(suite: Suite, **changes: Any) -> Tuned:
         "code": search.base[0].code,
     }
     return Tuned(**(values | changes))
+
+
+def test_a_lone_choice_is_weighed_on_all_seeds_that_it_shares_with_the_best() -> None:
+    search = only_search(a_suite(**tune(seeds=[100, 101], finals=[102])))
+    lucky = Result({"lr": 0.3}, 0.8, by_seed=(0.8, 0.8), finals=(0.2,))
+    steady = Result({"lr": 0.1}, 0.7, by_seed=(0.7, 0.7), finals=(0.7,))
+    chosen = tuned_entry(search, [steady, lucky])
+    assert chosen is not None
+    assert chosen.params == steady.point
+    assert [(choice["params"], choice["loss"]) for choice in chosen.repeat] == [(lucky.point, 0.1)] * 2
 
 
 def test_a_users_folder_goes_by_its_name_wherever_it_is_kept(tmp_path: Path) -> None:
