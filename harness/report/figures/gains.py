@@ -17,6 +17,9 @@ from fedprompt.harness.report.inference import LEVEL
 KINDS = ("heterogeneity", "unseen", "novel", "target")
 SHAPES = ("o", "s", "D", "^")  # one per policy
 LANE = 0.24  # between two policies of a row
+WIDE = (
+    4  # an interval this many times as wide as the panel's median, as after a collapse, does not set the panel's scale
+)
 
 
 def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
@@ -28,6 +31,8 @@ def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
             "interval over further clients and seeds. Filled: can be told from zero, adjusted for all comparisons of "
             "the setting under that policy; hollow: cannot."
         )
+        if any(_too_wide(numbers).any() for _, numbers in part.frame.groupby("column")):
+            caption += " Arrow: the interval goes on beyond the panel."
         yield DrawnFigure(
             f"gains{part.suffix}", f"Gains over the control{part.about}", caption, _gains(suite, part.frame)
         )
@@ -38,9 +43,11 @@ def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
     titles = {row.key: row.title for row in suite.rows if (gains["row"] == row.key).any()}
     figure, axes = panels(len(columns), height=0.7 + 0.075 * (len(policies) + 1) * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
-        setting = suite.settings[column]
+        setting, numbers = suite.settings[column], gains[gains["column"] == column]
+        if _too_wide(numbers).any():
+            ax.set_xlim(*_limits(numbers))
         for lane, policy in enumerate(policies):
-            shown = gains[(gains["column"] == column) & (gains["policy"] == policy)].set_index("row")
+            shown = numbers[numbers["policy"] == policy].set_index("row")
             for place, key in enumerate(titles):
                 if key in shown.index:
                     _mark(ax, shown.loc[key], place + LANE * (lane - (len(policies) - 1) / 2), lane)
@@ -61,9 +68,28 @@ def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
     return figure
 
 
+def _too_wide(numbers: pd.DataFrame) -> "pd.Series[bool]":
+    widths = numbers["gain_high"] - numbers["gain_low"]
+    return widths > WIDE * widths.median()
+
+
+def _limits(numbers: pd.DataFrame) -> tuple[float, float]:
+    """Of a panel that shows every gain, and every interval that is not too wide."""
+    steady = numbers[~_too_wide(numbers)]
+    low = min(0, numbers["gain"].min(), steady["gain_low"].min())
+    high = max(0, numbers["gain"].max(), steady["gain_high"].max())
+    margin = 0.1 * (high - low)
+    return low - margin, high + margin
+
+
 def _mark(ax: Axes, number: "pd.Series[float]", y: float, lane: int) -> None:
     colour, distinct = COLOURS[lane], number["gain_p_adjusted"] < LEVEL
     ax.plot([number["gain_low"], number["gain_high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
+    if not ax.get_autoscalex_on():
+        left, right = ax.get_xlim()
+        ends = ((number["gain_low"] < left, left, "<"), (number["gain_high"] > right, right, ">"))
+        for edge, arrow in [(edge, arrow) for beyond, edge, arrow in ends if beyond]:
+            ax.plot(edge, y, arrow, color=colour, markersize=3.6, clip_on=False, zorder=3)
     ax.plot(
         number["gain"],
         y,

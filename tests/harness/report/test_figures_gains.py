@@ -36,3 +36,15 @@ def test_control_worst_client_and_ablation_have_no_mark() -> None:
 def test_no_gains_no_figure() -> None:
     suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt")),))
     assert not list(figures_gains(suite, pd.DataFrame([gain("fedvpt", float("nan"), float("nan"))])))
+
+
+def test_an_interval_of_a_collapsed_row_does_not_set_the_scale() -> None:
+    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d", "pfedpg")),))
+    collapsed = gain("pfedpg", -5.0, 1.0, gain_low=-90.0, gain_high=80.0)
+    (drawn,) = figures_gains(suite, pd.DataFrame([gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", 1.0, 0.4), collapsed]))
+    (ax,) = drawn.figure.axes
+    left, right = ax.get_xlim()
+    assert -7 < left < -5
+    assert 4 < right < 6
+    assert {line.get_marker() for line in ax.lines} >= {"<", ">"}
+    assert drawn.caption.endswith("Arrow: the interval goes on beyond the panel.")
