@@ -37,7 +37,7 @@ RUN_BY = {  # the test that runs each command in a cheap form
     "fedprompt bench": f"{HERE}::test_bench_report_publish_and_compare",
     "fedprompt report": f"{HERE}::test_bench_report_publish_and_compare",
     "fedprompt tune": "tests/harness/tuning/test_tune.py::test_from_command_to_tuned_cells",
-    "fedprompt plan": "tests/harness/planning/test_plan.py::test_the_command_names_what_tuning_would_cost",
+    "fedprompt plan": "tests/harness/cli/test_plan.py::test_the_command_names_what_tuning_would_cost",
     "fedprompt check": f"{CLI}::test_check_prints_one_line_per_property",
     "fedprompt sync": f"{CLI}::test_sync_has_nothing_left_to_do",
     "fedprompt prepare": f"{HERE}::test_prepare_gives_a_folder_a_name",
