@@ -87,9 +87,9 @@ def _mark(ax: Axes, number: "pd.Series[float]", y: float, lane: int) -> None:
     ax.plot([number["gain_low"], number["gain_high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
     if not ax.get_autoscalex_on():
         left, right = ax.get_xlim()
-        ends = ((number["gain_low"] < left, left, "<"), (number["gain_high"] > right, right, ">"))
-        for edge, arrow in [(edge, arrow) for beyond, edge, arrow in ends if beyond]:
-            ax.plot(edge, y, arrow, color=colour, markersize=3.6, clip_on=False, zorder=3)
+        for end, edge, arrow in ((number["gain_low"], left, "<"), (number["gain_high"], right, ">")):
+            if not left <= end <= right:
+                ax.plot(edge, y, arrow, color=colour, markersize=3.6, clip_on=False, zorder=3)
     ax.plot(
         number["gain"],
         y,
