@@ -87,10 +87,12 @@ class Study:
                 self._optuna.tell(number, result.value)
 
     def conclude(self, final: Result) -> None:
-        """Keep what a finalist reached in the finals, nothing if it failed. Optuna's record is of the search alone."""
+        """Keep what a finalist reached in the finals; Optuna's record is of the search alone."""
         known = self._results[point_key(final.point)]
         assert known is not None
-        self._results[point_key(final.point)] = replace(known, finals=final.by_seed or (WORST,))
+        self._results[point_key(final.point)] = replace(
+            known, finals=final.by_seed or (WORST,) * len(self.search.finals)
+        )
 
     def _propose_by_tpe(self, results: Sequence[Result], count: int) -> list[Point]:
         """First the points that the database has, of an earlier call or of another process; then new ones."""

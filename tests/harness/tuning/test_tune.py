@@ -71,6 +71,12 @@ def test_a_finalist_that_fails_is_not_chosen(bench: Bench) -> None:
     assert tuned.params == {"lr": 0.1}
 
 
+def test_a_finalist_that_fails_counts_as_the_worst_on_every_seed_of_the_finals(bench: Bench) -> None:
+    bench.act = lambda cell: "no luck" if (cell.params["lr"], cell.seed) == (0.3, 102) else ""
+    [study] = bench.tune(a_suite(**tune(finals=[102, 103])))
+    assert [result.finals for result in study.results if result.point["lr"] == 0.3] == [(0.0, 0.0)]
+
+
 def test_finals_that_were_interrupted_go_on(bench: Bench) -> None:
     suite = a_suite(**tune(finals=[102, 103]))
     bench.act = interrupt_at(bench, 5)
