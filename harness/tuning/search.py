@@ -7,6 +7,7 @@ mean of their validation averages. Their run folders are the queue and the resul
 
 The best of many noisy values is partly luck, and a rate at the edge of stability may have had all of it. A suite can
 name seeds for finals: the best points are run on these too, and the choice among them is by the mean over all seeds.
+Where settings share a study, its finals take turns over them, so that no rate is chosen which serves the first alone.
 """
 
 import hashlib
@@ -16,12 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.suite import Planned, Setting, Suite
+from fedprompt.harness.cells.suite import Planned, Suite
 from fedprompt.harness.core.errors import UserError, unknown
 from fedprompt.harness.core.fields import is_rate
 from fedprompt.harness.federation.policy import is_finetuned
@@ -220,32 +222,37 @@ def searches(suite: Suite, sampler: str = "pattern", trials: int | None = None) 
 
 
 def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
-    """The entries that show each training, of the first setting that has it: one per policy, or several."""
+    """The entries that show each training, or one that shares its study."""
     entries: dict[Key, list[Planned]] = {}
     studies = study_keys(suite)
     for planned in suite.planned():
         setting = planned.setting
         compared = setting.kind == "ablation" and setting.reference not in ("", planned.row.key)
         if planned.cell.seed == suite.seeds[0] and not compared:
-            same = entries.setdefault(studies[cell_key(planned.cell)], [])
-            if not same or same[0].setting is setting:
-                same.append(planned)
+            entries.setdefault(studies[cell_key(planned.cell)], []).append(planned)
     return entries
 
 
 def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str) -> Search:
-    setting, cell = entries[0].setting, entries[0].cell
-    head = {"head": cell.protocol.head, "finetune_epochs": cell.protocol.finetune_epochs}
+    first = entries[0]
+    columns: dict[str, Planned] = {}  # of the first one's kind: those of an ablation or a sweep are among them
+    for entry in entries:
+        if entry.setting.kind == first.setting.kind:
+            columns.setdefault(entry.cell.partition, entry)
+    searched, *others = columns.values()
+    turns = cycle([*others, searched])
+    base = tuple(_base(suite, first, seed) for seed in suite.tune.seeds)
+    finals = tuple(_base(suite, entry, seed) for entry, seed in zip(turns, suite.tune.finals, strict=False))
+    grid = search_space(first.cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
+    readings = summary_keys(base[0], [entry for entry in entries if entry.setting is first.setting])
+    return Search(suite.name, base, grid, trials, sampler, readings, finals)
+
+
+def _base(suite: Suite, entry: Planned, seed: int) -> Cell:
+    """The untuned cell of ``entry`` on held-out data."""
+    setting, method = entry.setting, entry.cell.method
+    head = {"head": entry.cell.protocol.head, "finetune_epochs": entry.cell.protocol.finetune_epochs}
     protocol = {**setting.protocol, **head, **suite.tune.protocol}
-    base, finals = (
-        tuple(_base(suite, setting, cell.method, seed, protocol) for seed in seeds)
-        for seeds in (suite.tune.seeds, suite.tune.finals)
-    )
-    grid = search_space(cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
-    return Search(suite.name, base, grid, trials, sampler, summary_keys(base[0], entries), finals)
-
-
-def _base(suite: Suite, setting: Setting, method: str, seed: int, protocol: Mapping[str, Any]) -> Cell:
     params = setting.params.get(method, {})
     return make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
 

@@ -128,3 +128,18 @@ def test_ties_go_to_the_default_then_to_the_first() -> None:
     assert best_of(0.1 + 0.2, 0.3, None) == 0
     assert best_of(0.3, 0.1 + 0.2) == 0  # not by the last bit
     assert best_of(None, None) is None
+
+
+def test_finals_of_a_shared_study_take_turns_over_the_columns_that_it_serves() -> None:
+    column = {"table": "T", "dataset": "glyph-domains"}
+    columns = [column | {"partition": f"domains:m={m}"} for m in (1, 2, 6)]
+    unseen = column | {"partition": "domains:m=2,unseen=half", "kind": "unseen"}
+    suite = a_suite(settings=[*columns, unseen], **tune(finals=[102, 103, 104, 105], shared=True))
+    for search in searches(suite):
+        assert [cell.partition for cell in search.base] == ["domains:m=1"]
+        assert [(cell.seed, cell.partition) for cell in search.finals] == [
+            (102, "domains:m=2"),
+            (103, "domains:m=6"),
+            (104, "domains:m=1"),
+            (105, "domains:m=2"),
+        ]
