@@ -26,7 +26,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument("--sampler", default="pattern", choices=("pattern", "tpe"), help="how points are proposed")
     parser.add_argument("--trials", type=int, help="budget of each study (default: the suite's)")
     parser.add_argument(
-        "--keep", action="store_true", help="keep what this code has tuned before, where only the tuned file is left"
+        "--keep", action="store_true", help="search only what no tuned file has values for, of this or another suite"
     )
     parser.add_argument("--storage", help="Optuna's database (default: optuna.db in the results folder)")
     options.add_workers(parser)
@@ -55,8 +55,8 @@ def tune(args: Namespace) -> int:
         )
     path = tuned_path(suite, args.out)
     if args.keep:
-        remaining = undecided(open_searches, path)
-        print(f"{len(open_searches) - len(remaining)} of {len(open_searches)} studies are kept from {path}")
+        remaining = undecided(open_searches, suite, args.out)
+        print(f"{len(open_searches) - len(remaining)} of {len(open_searches)} studies have been decided before")
         open_searches = remaining
     if not open_searches:
         return 0

@@ -184,17 +184,6 @@ def tuned_path(suite: Suite, out: Path) -> Path:
     return out / "tuned" / f"{suite.name}.toml"
 
 
-def undecided(wanted: Iterable[Search], path: Path) -> list[Search]:
-    """The searches that ``path`` has no outcome of: by the same code, with at least as many trials, none failed."""
-    entries = {entry.study: entry for entry in read_tuned(path)} if path.exists() else {}
-
-    def is_decided(search: Search) -> bool:
-        entry = entries.get(search.name.replace(search.key[1], portable(search.key[1])))
-        return entry is not None and entry.trials >= search.trials and not entry.failed
-
-    return [search for search in wanted if not is_decided(search)]
-
-
 def load_tuned(path: Path) -> dict[Key, Mapping[str, Any]]:
     """The tuned parameters as `Suite.tuned` has them."""
     return {entry.key: entry.params for entry in read_tuned(path)}
@@ -240,6 +229,19 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
         if choice.path.stem == suite.name:
             by_key.setdefault(choice.entry.key, choice)
     return [by_key[key] for key in dict.fromkeys(study_keys(suite).values()) if key in by_key]
+
+
+def undecided(wanted: Iterable[Search], suite: Suite, out: Path) -> list[Search]:
+    """The searches that ``suite`` has no values of, from one with the same setup, sampler and budget, without failures."""
+    entries = {choice.entry.setup: choice.entry for choice in tuned_choices(suite, out)}
+
+    def is_decided(search: Search) -> bool:
+        entry = entries.get(search.setup)
+        return (
+            entry is not None and entry.sampler == search.sampler and entry.trials >= search.trials and not entry.failed
+        )
+
+    return [search for search in wanted if not is_decided(search)]
 
 
 def with_tuned(suite: Suite, out: Path) -> Suite:

@@ -169,14 +169,22 @@ def write(suite: Suite, out: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_kept"),
-    [({"failed": 0}, True), ({}, False), ({"failed": 0, "trials": 2}, False), ({"failed": 0, "study": "x"}, False)],
+    ("changes", "is_decided"),
+    [
+        ({}, True),
+        ({"study": "other/fedvpt", "code": "older"}, True),
+        ({"failed": 1}, False),
+        ({"trials": 2}, False),
+        ({"sampler": "tpe"}, False),
+        ({"setup": "x"}, False),
+    ],
 )
-def test_a_study_is_decided_if_this_code_ended_it_without_failures(
-    tmp_path: Path, changes: dict[str, Any], is_kept: bool
+def test_a_study_is_decided_if_the_same_search_ended_without_failures(
+    tmp_path: Path, changes: dict[str, Any], is_decided: bool
 ) -> None:
-    write(a_suite(), tmp_path, **changes)
-    assert (undecided(searches(a_suite()), tuned_path(a_suite(), tmp_path)) == []) == is_kept
+    suite = a_suite()
+    write(suite, tmp_path, **{"failed": 0, **changes})
+    assert (undecided(searches(suite), suite, tmp_path) == []) == is_decided
 
 
 def test_without_a_file_the_suite_is_as_it_was(tmp_path: Path) -> None:
