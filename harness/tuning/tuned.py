@@ -232,7 +232,7 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
 
 
 def undecided(wanted: Iterable[Search], suite: Suite, out: Path) -> list[Search]:
-    """The searches that ``suite`` has no values of, from one with the same setup, sampler and budget, without failures."""
+    """Searches without a choice in a tuned file: of the same setup and sampler, as large a budget, and no failures."""
     entries = {choice.entry.setup: choice.entry for choice in tuned_choices(suite, out)}
 
     def is_decided(search: Search) -> bool:
