@@ -93,6 +93,7 @@ class Tune:
     seeds: tuple[int, ...] = (100,)
     trials: int = 9  # of each study, at most
     finals: tuple[int, ...] = ()  # further seeds, on which the best points of each study are compared once more
+    tie: float = 0.0  # validation accuracies that lie this close to the best count as equal; the gentlest rates win
     protocol: Mapping[str, Any] = field(default_factory=dict)  # instead of the setting's; holds data out
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # instead of the methods' own, by parameter
     shared: bool = False  # settings of a data set share a study, which is made in the first of them

@@ -7,8 +7,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [protocol]               fields of the protocol, for every cell
 [params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
-[tune]                   seeds, trials, finals, [tune.protocol], [tune.grid]: how `fedprompt tune` searches; shared =
-                         true makes one study per method, data set and owner of the head, in the first setting
+[tune]                   seeds, trials, finals, tie, [tune.protocol], [tune.grid]: how `fedprompt tune` searches;
+                         shared = true makes one study per method, data set and owner of the head, in the first setting
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), label (of the column; default: the placeholders' values),
                          methods, policies, control,

@@ -40,6 +40,7 @@ def _is_table(value: object, of: Callable[[Any], bool]) -> bool:
 TEXT = Shape("text", _is_text)
 NUMBER = Shape("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
 COUNT = Shape("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0)
+FRACTION = Shape("a number from 0 to 1", lambda value: NUMBER.fits(value) and 0 <= value <= 1)
 WHOLE = Shape("a whole number above 0", lambda value: _is_whole(value) and value > 0)
 SWITCH = Shape("true or false", lambda value: isinstance(value, bool))
 SEEDS = Shape("a list of different whole numbers from 0 on", _is_seeds)
@@ -69,7 +70,10 @@ SETTING = {
     "control": TEXT,
 }
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
-TUNING = {"seeds": SEEDS, "finals": SEEDS, "trials": WHOLE, "protocol": FIELDS, "grid": GRID, "shared": SWITCH}
+TUNING = {
+    **{"seeds": SEEDS, "finals": SEEDS, "trials": WHOLE, "tie": FRACTION},
+    **{"protocol": FIELDS, "grid": GRID, "shared": SWITCH},
+}
 
 
 def check_shape(raw: Mapping[str, Any], shapes: Mapping[str, Shape], where: str) -> None:

@@ -97,13 +97,16 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
     from rich.table import Table
 
     from fedprompt.harness.tuning.propose import edge_rates
-    from fedprompt.harness.tuning.search import best_result
+    from fedprompt.harness.tuning.search import chosen_result
 
     table = Table("study", "finished", "default %", "best %", "chosen", "at an edge", title="validation accuracy")
     empty = 0
     for study in studies:
         results = study.results
-        best, finished = best_result(results), [result for result in results if result.value is not None]
+        best, finished = (
+            chosen_result(study.search, results),
+            [result for result in results if result.value is not None],
+        )
         empty += best is None
         table.add_row(
             escape(study.search.label),

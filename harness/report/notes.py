@@ -181,7 +181,8 @@ def tuned_section(
     )
     seeds = ", ".join(map(str, suite.tune.seeds))
     finals = f" (finals on {', '.join(map(str, suite.tune.finals))})" if suite.tune.finals else ""
-    text = f"{_tuned_share(suite, results)}, on seeds {seeds}{finals}, which no table reports."
+    tie = f" Of points within {100 * suite.tune.tie:g} points of the best, the gentlest won." if suite.tune.tie else ""
+    text = f"{_tuned_share(suite, results)}, on seeds {seeds}{finals}, which no table reports.{tie}"
     return Section("Tuned values", (text[0].upper() + text[1:], *reliability), (grid,), figures, folded=True)
 
 

@@ -8,6 +8,7 @@ mean of their validation averages. Their run folders are the queue and the resul
 The best of many noisy values is partly luck, and a rate at the edge of stability may have had all of it. A suite can
 name seeds for finals: the best points are run on these too, and the choice among them is by the mean over all seeds.
 Where settings share a study, its finals take turns over them, so that no rate is chosen which serves the first alone.
+A suite can also say which accuracies are too close to tell; among such points the one with the gentlest rates wins.
 """
 
 import hashlib
@@ -86,6 +87,16 @@ def finalists(results: Sequence[Result]) -> list[Result]:
     return sorted(finished, key=lambda result: -round(result.score, 9))[:FINALISTS]
 
 
+def chosen_result(search: "Search", results: Sequence[Result]) -> Result | None:
+    """The best, or of those that tie with it the one with the least rates: the farthest from where training breaks."""
+    best = best_result(results)
+    if best is None or not search.tie:
+        return best
+    rivals = [result for result in results if result.value is not None and bool(result.finals) == bool(best.finals)]
+    tied = [result for result in rivals if result.score >= best.score - search.tie]
+    return min(tied, key=lambda result: (round(search.log_rates(result.point), 9), -result.score))
+
+
 @dataclass(frozen=True)
 class Search:
     """Where to search, from which values on, with how many trials."""
@@ -97,6 +108,7 @@ class Search:
     sampler: str
     readings: tuple[str, ...] = ("average",)  # keys of a cell's summary; its value is their mean
     finals: tuple[Cell, ...] = ()  # as `base`, of the seeds of the finals
+    tie: float = 0.0  # accuracies this close to the best count as equal
 
     @property
     def key(self) -> Key:
@@ -137,6 +149,11 @@ class Search:
         lr = point.get("lr", self.base[0].params.get("lr"))
         return {name: lr if value is None and is_rate(name) else value for name, value in point.items()}
 
+    def log_rates(self, point: Point) -> float:
+        """How high the rates of ``point`` are altogether: the sum of their logarithms."""
+        rates = self.effective(point)
+        return sum(math.log(rates[name]) for name in self.rates)
+
     def tied(self, point: Point) -> dict[str, Any]:
         """The opposite: rates that follow lr by default and equal it are none, so that equal points look equal."""
         lr = point.get("lr", self.base[0].params.get("lr"))
@@ -151,7 +168,8 @@ class Search:
         """Digest of what is searched where. Equal in suites that share the setting, and in all versions of the code."""
         bases = (*self.base, *self.finals)
         cells = [replace(cell, code="", dataset=portable(cell.dataset)).to_json() for cell in bases]
-        return _digest(*cells, json.dumps(self.grid), *self.readings)
+        tie = [f"tie={self.tie}"] if self.tie else []
+        return _digest(*cells, json.dumps(self.grid), *self.readings, *tie)
 
     @cached_property
     def digest(self) -> str:
@@ -245,7 +263,7 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
     finals = tuple(_base(suite, entry, seed) for entry, seed in zip(turns, suite.tune.finals, strict=False))
     grid = search_space(first.cell.method, suite.tune.grid, f"tune.grid of suite {suite.name!r}", suite.backbone)
     readings = summary_keys(base[0], [entry for entry in entries if entry.setting is first.setting])
-    return Search(suite.name, base, grid, trials, sampler, readings, finals)
+    return Search(suite.name, base, grid, trials, sampler, readings, finals, suite.tune.tie)
 
 
 def _base(suite: Suite, entry: Planned, seed: int) -> Cell:

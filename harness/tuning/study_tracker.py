@@ -11,7 +11,7 @@ from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
 from fedprompt.harness.tracking.tracker import Tracker
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Point, Result, Search, best_result, cell_key, searches
+from fedprompt.harness.tuning.search import KEY_NAMES, Key, Point, Result, Search, cell_key, chosen_result, searches
 from fedprompt.methods import registry
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StudyTracker(Tracker):
 
     def record_study(self, search: Search, results: Sequence[Result]) -> None:
         """Record how a study ended; recording it again replaces what was there. ``results`` begin with the default."""
-        best, finished = best_result(results), sum(result.value is not None for result in results)
+        best, finished = chosen_result(search, results), sum(result.value is not None for result in results)
         rows = [{**search.effective(r.point), "value": r.value, "state": r.state, "chosen": r is best} for r in results]
         values = {"default_value": results[0].value, "best_value": best.score if best else None}
         metrics = {"finished": finished, "failed": len(results) - finished, **values}

@@ -34,8 +34,8 @@ from fedprompt.harness.tuning.search import (
     Key,
     Result,
     Search,
-    best_result,
     cell_key,
+    chosen_result,
     portable,
     searches,
     study_keys,
@@ -104,7 +104,7 @@ class Choice(NamedTuple):
 
 def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
     """The best of ``results``, of which the first is the default's; None if no point finished."""
-    best, default_value = best_result(results), results[0].value
+    best, default_value = chosen_result(search, results), results[0].value
     if best is None or best.value is None:
         return None
     finished = sum(result.value is not None for result in results)

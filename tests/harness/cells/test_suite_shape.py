@@ -100,6 +100,7 @@ def test_the_suite_that_is_changed_is_right() -> None:
         ({"params": {"fedvpt": 3}}, "one table of single values per method"),
         ({"methods": "fedvpt"}, '"all" or a list'),
         ({"tune": {"trials": "many"}}, "trials = 'many' is not"),
+        ({"tune": {"tie": 2}}, "tie = 2 is not a number from 0 to 1"),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(changes: dict[str, Any], words: str) -> None:

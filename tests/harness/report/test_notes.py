@@ -127,6 +127,11 @@ def test_seeds_of_finals_are_named() -> None:
     assert "on seeds 100 (finals on 102, 103)" in tuned_section(suite, results_frame(suite)).text[0]
 
 
+def test_ties_are_told() -> None:
+    suite = a_suite(tune=Tune(tie=0.02))
+    assert tuned_section(suite, results_frame(suite)).text[0].endswith("within 2 points of the best, the gentlest won.")
+
+
 def test_tuned_values_are_shown_by_method_and_setting() -> None:
     tuned = {("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}}
     suite = a_suite(m=(1, 2), tuned=tuned)

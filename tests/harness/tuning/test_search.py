@@ -7,7 +7,7 @@ import pytest
 from support.tuning_bench import KEY, a_suite, only_search, tune
 
 from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tuning.search import Result, best_result, searches
+from fedprompt.harness.tuning.search import Result, best_result, chosen_result, searches
 
 
 def test_without_a_grid_of_the_suite_the_methods_own_counts() -> None:
@@ -108,6 +108,7 @@ def test_the_name_is_readable_and_stable() -> None:
         {"protocol": {"epochs": 2}},
         tune(seeds=[102]),
         tune(finals=[102]),
+        tune(tie=0.02),
         tune(protocol={"val_fraction": 0.2}),
         tune(grid={"lr": [0.1, 0.3], "head_lr": []}),
     ],
@@ -128,6 +129,22 @@ def test_ties_go_to_the_default_then_to_the_first() -> None:
     assert best_of(0.1 + 0.2, 0.3, None) == 0
     assert best_of(0.3, 0.1 + 0.2) == 0  # not by the last bit
     assert best_of(None, None) is None
+
+
+def test_of_points_that_tie_with_the_best_the_one_with_the_gentlest_rates_is_chosen() -> None:
+    def chosen_at(tie: float, *finals: tuple[float, ...]) -> Any:
+        search = only_search(a_suite(**tune(tie=tie)))
+        scores = ((0.1, 0.5), (0.3, 0.51), (0.03, 0.48), (0.01, 0.2))
+        results = [Result({"lr": lr}, value, by_seed=(value,)) for lr, value in scores]
+        results[: len(finals)] = [dataclasses.replace(r, finals=more) for r, more in zip(results, finals, strict=False)]
+        chosen = chosen_result(search, results)
+        return chosen and chosen.point["lr"]
+
+    assert chosen_at(0) == 0.3
+    assert chosen_at(0.02) == 0.1
+    assert chosen_at(0.035) == 0.03
+    assert chosen_at(0.035, (0.5,), (0.51,)) == 0.1  # only finalists count
+    assert chosen_at(0.035, (0.1,), (0.51,)) == 0.3  # the other one failed there
 
 
 def test_finals_of_a_shared_study_take_turns_over_the_columns_that_it_serves() -> None:
