@@ -13,8 +13,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedprompt.harness.cells.cell import Cell
 from fedprompt.harness.cells.folder import LockedError, is_locked, note_failure, open_folder, run_folder
 from fedprompt.harness.cells.processes import worker_context
@@ -66,8 +64,6 @@ def execute(
 
 
 def attempt(cell: Cell, site: Site, on_round: OnRound, restart: bool) -> CellOutcome:
-    # Where a head fits its images perfectly, gradients underflow, and CPUs take many times as long for such numbers.
-    torch.set_flush_denormal(True)
     folder = run_folder(site.out, cell)
     try:
         if is_locked(folder):  # known before the data are loaded
