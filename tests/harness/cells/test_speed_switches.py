@@ -1,4 +1,4 @@
-"""Switches of speed change no bit of a cell's records, rounds and last state; stacks change roundings only."""
+"""Switches of speed change no byte of a cell's records and rounds; of its last state they change roundings, as stacks do."""
 
 import json
 from pathlib import Path
@@ -41,12 +41,12 @@ def outcome(method: str, source: str, out: Path, protocol: dict[str, Any], **swi
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_switch_changes_a_bit(method: str, toy_source: str, tmp_path: Path) -> None:
+def test_no_switch_changes_more_than_roundings(method: str, toy_source: str, tmp_path: Path) -> None:
     files, state = outcome(method, toy_source, tmp_path / "plain", {})
     for name, switches in SWITCHES.items():
         switched_files, switched_state = outcome(method, toy_source, tmp_path / name, {}, **switches)
         assert switched_files == files, name
-        close(state, switched_state, name, tolerance=0.0)
+        close(state, switched_state, name, tolerance=1e-7)  # on some CPUs a product's last bits depend on its size
 
 
 @pytest.mark.parametrize("method", METHODS)
