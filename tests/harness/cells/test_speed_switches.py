@@ -1,4 +1,4 @@
-"""Switches of speed change no byte of a cell's records and rounds; of its last state they change roundings, as stacks do."""
+"""Switches of speed change no byte of a cell's records, and of its last state the roundings, as stacks do."""
 
 import json
 from pathlib import Path
