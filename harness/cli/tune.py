@@ -103,10 +103,8 @@ def _print_choices(studies: "list[Study]", path: Path) -> int:
     empty = 0
     for study in studies:
         results = study.results
-        best, finished = (
-            chosen_result(study.search, results),
-            [result for result in results if result.value is not None],
-        )
+        best = chosen_result(study.search, results)
+        finished = [result for result in results if result.value is not None]
         empty += best is None
         table.add_row(
             escape(study.search.label),

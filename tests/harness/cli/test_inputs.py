@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("shared_cache")
 
 def test_a_missing_data_set_is_one_line_for_the_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new_store(tmp_path)
-    args = ["--untuned", "--weights", "random", "--out", str(tmp_path), "--workers", "1"]  # tuned values have a line too
+    args = ["--untuned", "--weights", "random", "--out", str(tmp_path), "--workers", "1"]  # tuned values add a line
     assert main(["bench", "cpu-cifar100", *args]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("fedprompt: cifar100 is not prepared; run: fedprompt prepare cifar100")
