@@ -1,4 +1,5 @@
-"""What a published run answers, in sentences: do pFedBayesPT's parts matter, do prompts gain, is our order the paper's.
+"""What a published run answers, in sentences: do runs collapse, do pFedBayesPT's parts matter, do prompts gain over no
+prompt, is our order of methods the paper's.
 
 docs/results.md holds its text; a test compares it with the published files.
 """
@@ -19,6 +20,7 @@ from fedprompt.harness.federation.metrics import on_test_set, per_client
 from fedprompt.harness.federation.policy import POLICY_NAMES
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
+from fedprompt.harness.report.notes import with_collapse
 from fedprompt.harness.report.papers import PAPERS
 from fedprompt.harness.report.published import load_published
 from fedprompt.harness.report.reference import published_cells, published_records
@@ -39,7 +41,8 @@ ENTRY = ["kind", "setting", "policy"]  # of a column; with `row` of a number
 def answers(folder: Path) -> str:
     """Markdown from the files of a published run."""
     numbers, accuracies = pd.read_csv(folder / "tables.csv"), client_accuracies(folder)
-    blocks = [_incomplete(numbers), *_parts(accuracies), *_prompts(numbers), *_orders(accuracies, numbers)]
+    blocks = [_incomplete(numbers), collapses(folder), *_parts(accuracies), *_prompts(numbers)]
+    blocks += _orders(accuracies, numbers)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -59,6 +62,19 @@ def client_accuracies(folder: Path) -> pd.DataFrame:
 def _incomplete(numbers: pd.DataFrame) -> str:
     missing = int((numbers["seeds_expected"] - numbers["seeds"] > 0).sum())
     return f"**Incomplete:** {missing} of {len(numbers)} numbers lack seeds." if missing else ""
+
+
+def collapses(folder: Path) -> str:
+    """How many runs ended far below no prompt, by setting."""
+    cells = pd.read_csv(folder / "cells.csv")
+    runs = with_collapse(cells[cells["status"] == "finished"])
+    low = runs[runs["collapsed"]].drop_duplicates("cell")
+    places = low["setting"] + low["kind"].map(lambda kind: ", unseen clients" * (kind == "unseen"))
+    counts = "; ".join(f"{place} {count}" for place, count in places.value_counts(sort=False).items())
+    return (
+        "**Do runs collapse (end below half of no prompt's accuracy with the same head, data and seed)?** "
+        f"{len(low) or 'None'} of {runs['cell'].nunique()}{f': {counts}' * bool(counts)}."
+    )
 
 
 # -- the parts of pFedBayesPT ----------------------------------------------------------------------------------------
@@ -122,10 +138,7 @@ def _points(points: float, low: float, high: float) -> str:
 
 def _prompts(numbers: pd.DataFrame) -> Iterator[str]:
     """Gains over the control of prompt methods, and of those that train something else."""
-    gained = numbers[
-        [COMPARED.get(kind) == metric for kind, metric in zip(numbers["kind"], numbers["metric"], strict=True)]
-    ]
-    gained = gained[gained["kind"].isin(["heterogeneity", "unseen"])].dropna(subset=["gain"])
+    gained = with_gain(numbers)
     with_prompts = gained["method"].map(has_prompts)
     for question, part in (
         ("Does any prompt method beat no prompt under the same policy?", gained[with_prompts]),
@@ -139,6 +152,12 @@ def _prompts(numbers: pd.DataFrame) -> Iterator[str]:
                 for where, column in columns
             ]
             yield f"**{question}** In {won} of {len(columns)} columns.\n\n" + "\n".join(lines)
+
+
+def with_gain(numbers: pd.DataFrame) -> pd.DataFrame:
+    """The lines of tables.csv that have a gain over the control."""
+    shown = numbers["kind"].isin(["heterogeneity", "unseen"]) & (numbers["metric"] == numbers["kind"].map(COMPARED))
+    return numbers[shown].dropna(subset=["gain"])
 
 
 def has_prompts(method: str) -> bool:

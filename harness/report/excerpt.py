@@ -5,6 +5,7 @@ README and docs/results.md hold such texts between two comments, of which the fi
     <!-- excerpt of results/reference/embedded -->                            all of the main tables
     <!-- excerpt of FOLDER: policy global_then_ft; methods head-tune, sgpt -->   one policy, some rows
     <!-- answers of FOLDER -->                                                the sentences of `answers`
+    <!-- overview of FOLDER, FOLDER -->                                       the table of `overview`
 
 `python -m fedprompt.harness.report.excerpt FILE ...` (`make excerpts`) writes them anew.
 """
@@ -23,16 +24,23 @@ from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.document import MISSING
 from fedprompt.harness.report.inference import LEVEL
+from fedprompt.harness.report.overview import overview
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
 ANSWERED = re.compile(r"(<!-- answers of (\S+) -->\n)(.*?)(<!-- end of the answers -->)", re.DOTALL)
+SURVEYED = re.compile(r"(<!-- overview of (.*?) -->\n)(.*?)(<!-- end of the overview -->)", re.DOTALL)
 SECTIONS = ("What the tables say", "Tuned values")  # whose sentences the whole excerpt holds
 
 
 def renew(page: str, root: Path) -> str:
-    """The Markdown of ``page`` with all excerpts and answers written anew from their folders below ``root``."""
+    """The Markdown of ``page`` with all that is marked written anew from the folders below ``root``."""
     page = MARKED.sub(lambda found: found[1] + excerpt(root / found[2], _wishes(found[3])) + found[5], page)
-    return ANSWERED.sub(lambda found: found[1] + answers(root / found[2]) + found[4], page)
+    page = ANSWERED.sub(lambda found: found[1] + answers(root / found[2]) + found[4], page)
+    return SURVEYED.sub(lambda found: found[1] + overview(_folders(root, found[2])) + found[4], page)
+
+
+def _folders(root: Path, names: str) -> list[Path]:
+    return [root / name.strip() for name in names.split(",")]
 
 
 def excerpt(folder: Path, wishes: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -111,7 +119,7 @@ def main() -> int:
         renewed = renew(text, Path())
         if renewed != text:
             write_atomic(path, renewed.encode())
-        count = len(MARKED.findall(text)) + len(ANSWERED.findall(text))
+        count = sum(len(marks.findall(text)) for marks in (MARKED, ANSWERED, SURVEYED))
         print(f"{path}: {count} excerpts, {'renewed' if renewed != text else 'up to date'}")
     return 0
 

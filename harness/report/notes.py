@@ -64,13 +64,9 @@ def _other_code(suite: Suite, results: pd.DataFrame) -> list[str]:
 
 
 def _collapsed(finished: pd.DataFrame) -> list[str]:
-    """Which runs ended far below no prompt with the same head, data and seed: their row's mean says little."""
-    unseen = finished["kind"] == "unseen"
-    runs = finished.assign(accuracy=finished["average"].where(~unseen, finished["unseen_average"]))
-    same = ["dataset", "partition", "reading", "seed"]
-    control = runs[runs["method"] == NO_PROMPT].drop_duplicates(same)[[*same, "accuracy"]]
-    runs = runs.merge(control, on=same, suffixes=("", "_control"))
-    low = runs[runs["accuracy"] < COLLAPSED * runs["accuracy_control"]].drop_duplicates("cell")
+    """Which runs collapsed: their row's mean says little."""
+    runs = with_collapse(finished)
+    low = runs[runs["collapsed"]].drop_duplicates("cell")
     if low.empty:
         return []
     named = [
@@ -81,6 +77,16 @@ def _collapsed(finished: pd.DataFrame) -> list[str]:
     more = f"; and {len(named) - LISTED} more (cells.csv)" if len(named) > LISTED else ""
     rule = "ended below half of no prompt's accuracy with the same head, data and seed, so their rows' means say little"
     return [f"COLLAPSED: {len(low)} of {runs['cell'].nunique()} runs {rule}: {'; '.join(named[:LISTED])}{more}."]
+
+
+def with_collapse(finished: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the accuracy of no prompt under the same head, data and seed, and whether they end far below it."""
+    unseen = finished["kind"] == "unseen"
+    runs = finished.assign(accuracy=finished["average"].where(~unseen, finished["unseen_average"]))
+    same = ["dataset", "partition", "reading", "seed"]
+    control = runs[runs["method"] == NO_PROMPT].drop_duplicates(same)[[*same, "accuracy"]]
+    runs = runs.merge(control, on=same, suffixes=("", "_control"))
+    return runs.assign(collapsed=runs["accuracy"] < COLLAPSED * runs["accuracy_control"])
 
 
 def untuned_note(suite: Suite) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedprompt.harness.report import answers as module
-from fedprompt.harness.report.answers import answers, has_prompts
+from fedprompt.harness.report.answers import answers, collapses, has_prompts
 
 PRINTED = {"Head-Tune": 70, "FedVPT": 72, "FedVPT-D": 74, "pFedPG": 76, "SGPT": 78, "pFedBayesPT": 80}
 ROWS = {  # row: title, accuracy; the order is the printed one
@@ -47,8 +47,17 @@ def numbers(**gains: tuple[float, float]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def runs(**accuracy: float) -> pd.DataFrame:
+    """The lines of cells.csv, as far as collapses need them."""
+    same = {"kind": "heterogeneity", "setting": "m=1", "reading": "global", "status": "finished", "unseen_average": 0.0}
+    same |= {"dataset": "d", "partition": "p", "seed": 0}
+    averages = {"head-tune": 0.8, "fedvpt": 0.7} | accuracy
+    return pd.DataFrame([same | {"method": m, "cell": m, "average": value} for m, value in averages.items()])
+
+
 def text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, frame: pd.DataFrame, table: pd.DataFrame) -> str:
     table.to_csv(tmp_path / "tables.csv", index=False)
+    runs().to_csv(tmp_path / "cells.csv", index=False)
     printed = [
         {"paper": "vit", "table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"}
         | {"method": method, "value": value}
@@ -64,7 +73,7 @@ def test_a_part_that_matters_is_told_and_one_that_does_not_is_not(
 ) -> None:
     levels = {"pfedbayespt": 0.65, "full-without-mixture": 0.60, "d-with-masks": 0.6, "pfedbayespt-d": 0.6}
     said = text(monkeypatch, tmp_path, accuracies(levels, "ablation"), numbers(fedvpt=(0.0, 1.0)))
-    mixture, masks, *_ = said.splitlines()[::2]
+    _, mixture, masks, *_ = said.splitlines()[::2]
     assert "can be told from zero in 1 of 1 columns (†): m=1, global head +5.0 (4.9 to 5.1)†." in mixture
     assert "Do masks" in masks
     assert "No difference can be told from zero in the one column: m=1, global head" in masks
@@ -106,6 +115,14 @@ def test_what_is_incomplete_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_p
     table = numbers(fedvpt=(0.0, 1.0)).assign(seeds=2)
     said = text(monkeypatch, tmp_path, accuracies({"fedvpt": 0.5}), table)
     assert said.startswith("**Incomplete:** 1 of 1 numbers lack seeds.")
+
+
+def test_collapsed_runs_are_counted_by_setting(tmp_path: Path) -> None:
+    numbers(fedvpt=(0.0, 1.0)).to_csv(tmp_path / "tables.csv", index=False)
+    runs(sgpt=0.39, pfedpg=0.41).to_csv(tmp_path / "cells.csv", index=False)
+    assert collapses(tmp_path).endswith("?** 1 of 4: m=1 1.")
+    runs().to_csv(tmp_path / "cells.csv", index=False)
+    assert collapses(tmp_path).endswith("?** None of 2.")
 
 
 def test_adapters_are_no_prompts() -> None:
