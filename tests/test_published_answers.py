@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedprompt.harness.report.answers import answers, client_accuracies
+from fedprompt.harness.report.answers import answers, client_accuracies, collapses
 
 ROOT = Path(__file__).parents[1]
 ANSWERS = re.compile(r"<!-- answers of (\S+) -->\n(.*?)<!-- end of the answers -->", re.DOTALL)
@@ -16,6 +16,15 @@ def test_every_answer_is_that_of_the_published_files() -> None:
     assert found
     for folder, text in found:
         assert text == answers(ROOT / folder)
+
+
+def test_the_last_line_on_collapses_is_that_of_the_published_files() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    [row] = re.findall(r"\(this table\) \| (\d+) of (\d+) \| (\d+) \| (\d+) \|", page)
+    collapsed, runs, searched, elsewhere = map(int, row)
+    said = collapses(ROOT / "results" / "reference" / "cpu-office")
+    assert f"?** {collapsed} of {runs}: m=1 {searched}; " in said
+    assert collapsed == searched + elsewhere
 
 
 def test_accuracies_of_clients_are_those_that_the_tables_average() -> None:

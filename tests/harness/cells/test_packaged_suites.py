@@ -100,6 +100,8 @@ ABLATED = {
     "full-without-mixture": {"mixture"},
     "d-with-masks": set(),
     "g-sampled": {"mask_keep_prob", "mixture", "kl", "test_prompt"},
+    "head-tune": set(),
+    "no-prompt-gentle": {"lr"},
 }
 
 
