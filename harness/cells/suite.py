@@ -97,6 +97,7 @@ class Tune:
     protocol: Mapping[str, Any] = field(default_factory=dict)  # instead of the setting's; holds data out
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # instead of the methods' own, by parameter
     shared: bool = False  # settings of a data set share a study, which is made in the first of them
+    start: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # instead of the suite's, by owner of the head
 
 
 class Planned(NamedTuple):

@@ -8,7 +8,8 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
 [params.METHOD]          parameters of one method, for every cell; [params.all] for each method that has them
 [variants.KEY]           one more row: method, title, params; named in `methods` by its key
 [tune]                   seeds, trials, finals, tie, [tune.protocol], [tune.grid]: how `fedprompt tune` searches;
-                         shared = true makes one study per method, data set and owner of the head, in the first setting
+                         shared = true makes one study per method, data set and owner of the head, in the first setting;
+                         [tune.start.local] and [tune.start.global]: where a search begins, by the owner of the head
 [[settings]]             table = "Feature shift", dataset, partition = "domains:m={m}", m = [1, 3, 6]
                          (one list per placeholder), label (of the column; default: the placeholders' values),
                          methods, policies, control,
@@ -35,7 +36,7 @@ from fedprompt.harness.cells import suite_shape as shape
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.cells.suite_shape import check_shape
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
-from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
+from fedprompt.harness.federation.policy import OWNERS, PAPER, POLICIES, applicable
 from fedprompt.harness.model.weights import backbone_spec, offered
 from fedprompt.methods import registry
 
@@ -241,6 +242,9 @@ def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
     check_shape(entry, shape.TUNING, f"tune of {where}")
     listed = {name: tuple(entry.get(name, getattr(Tune, name))) for name in ("seeds", "finals")}
     tune = Tune(**{**entry, **listed})
+    check_keys(tune.start, OWNERS, f"tune.start of {where}")
+    for owner, params in tune.start.items():
+        check_keys(params, _known_parameters(), f"tune.start.{owner} of {where}")
     if set(tune.seeds) & set(tune.finals):
         seed = min(set(tune.seeds) & set(tune.finals))
         raise UserError(f"{where}: seed {seed} is in tune.seeds and in tune.finals; choose others for the finals.")
@@ -256,13 +260,16 @@ def _tune(entry: Mapping[str, Any], seeds: Sequence[int], where: str) -> Tune:
 def _params(method: str, levels: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
     """What the suite and then the setting say: for every method that has the parameter, then for this one."""
     accepted = _parameter_names(method)
-    known = {parameter for name in registry().names() for parameter in _parameter_names(name)}
     params: dict[str, Any] = {}
     for level in levels:
-        check_keys(level.get("all", {}), known, f"params.all of {where}")
+        check_keys(level.get("all", {}), _known_parameters(), f"params.all of {where}")
         params |= {key: value for key, value in level.get("all", {}).items() if key in accepted}
         params |= level.get(method, {})
     return params
+
+
+def _known_parameters() -> set[str]:
+    return {parameter for name in registry().names() for parameter in _parameter_names(name)}
 
 
 def _parameter_names(method: str) -> set[str]:

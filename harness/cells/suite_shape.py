@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedprompt.harness.core.errors import UserError, check_keys
-from fedprompt.harness.federation.policy import PAPER, POLICIES
+from fedprompt.harness.federation.policy import OWNERS, PAPER, POLICIES
 
 
 class Shape(NamedTuple):
@@ -51,6 +51,7 @@ VALUES = Shape("a list of different values", lambda value: _is_list(value, _is_s
 FIELDS = Shape("a table of single values", lambda value: _is_table(value, _is_scalar))
 GRID = Shape("a table of lists", lambda value: _is_table(value, VALUES.fits))
 PARAMS = Shape("a table with one table of single values per method", lambda value: _is_table(value, FIELDS.fits))
+START = Shape(f"a table with one table of single values per owner of the head ({', '.join(OWNERS)})", PARAMS.fits)
 TABLES = Shape("a table of tables", lambda value: _is_table(value, lambda entry: isinstance(entry, Mapping)))
 ENTRIES = Shape(
     "a list of tables, written [[...]]",
@@ -72,7 +73,7 @@ SETTING = {
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
 TUNING = {
     **{"seeds": SEEDS, "finals": SEEDS, "trials": WHOLE, "tie": FRACTION},
-    **{"protocol": FIELDS, "grid": GRID, "shared": SWITCH},
+    **{"protocol": FIELDS, "grid": GRID, "shared": SWITCH, "start": START},
 }
 
 

@@ -1,5 +1,5 @@
-"""What a published run answers, in sentences: do runs collapse, do pFedBayesPT's parts matter, do prompts gain over no
-prompt, is our order of methods the paper's.
+"""What a published run answers, in sentences: do runs collapse, do a head's rate and pFedBayesPT's parts matter, do
+prompts gain over no prompt, is our order of methods the paper's.
 
 docs/results.md holds its text; a test compares it with the published files.
 """
@@ -28,6 +28,7 @@ from fedprompt.methods import registry
 
 FULL = "pfedbayespt"
 PARTS = {  # question, the row with the part, the row without
+    "Does the rate of a head matter (no prompt at 0.001 against its tuned rate)?": ("no-prompt-gentle", "head-tune"),
     "Does the mixture term matter (S = 1 against S = 0)?": (FULL, "full-without-mixture"),
     "Do masks (five draws, without noise, against none)?": ("d-with-masks", "pfedbayespt-d"),
 }
@@ -77,7 +78,7 @@ def collapses(folder: Path) -> str:
     )
 
 
-# -- the parts of pFedBayesPT ----------------------------------------------------------------------------------------
+# -- rows of an ablation -----------------------------------------------------------------------------------------------
 
 
 def _parts(accuracies: pd.DataFrame) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Search:
 
     @property
     def default(self) -> dict[str, Any]:
-        """The point that the suite uses untuned; it need not be on the grid."""
+        """The point that the search begins with; it need not be on the grid."""
         return {name: self.base[0].params[name] for name in self.grid}
 
     @cached_property
@@ -267,11 +267,13 @@ def _search(suite: Suite, entries: Sequence[Planned], trials: int, sampler: str)
 
 
 def _base(suite: Suite, entry: Planned, seed: int) -> Cell:
-    """The untuned cell of ``entry`` on held-out data."""
+    """The cell of ``entry`` on held-out data, with the values that its search begins with."""
     setting, method = entry.setting, entry.cell.method
     head = {"head": entry.cell.protocol.head, "finetune_epochs": entry.cell.protocol.finetune_epochs}
     protocol = {**setting.protocol, **head, **suite.tune.protocol}
-    params = setting.params.get(method, {})
+    accepted = {field.name for field in fields(registry().get(method).Params)}
+    start = suite.tune.start.get(entry.cell.protocol.head, {})
+    params = {**setting.params.get(method, {}), **{key: start[key] for key in start if key in accepted}}
     return make_cell(method, setting.dataset, setting.partition, suite.backbone, seed, params, protocol)
 
 

@@ -101,6 +101,9 @@ def test_the_suite_that_is_changed_is_right() -> None:
         ({"methods": "fedvpt"}, '"all" or a list'),
         ({"tune": {"trials": "many"}}, "trials = 'many' is not"),
         ({"tune": {"tie": 2}}, "tie = 2 is not a number from 0 to 1"),
+        ({"tune": {"start": {"locl": {}}}}, "unknown key in tune.start of suite 'tiny' 'locl'. Did you mean 'local'"),
+        ({"tune": {"start": {"local": {"hed_lr": 0.1}}}}, "Did you mean 'head_lr'"),
+        ({"tune": {"start": {"local": 0.1}}}, "is not a table with one table of single values per owner of the head"),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(changes: dict[str, Any], words: str) -> None:

@@ -101,6 +101,13 @@ def test_the_name_is_readable_and_stable() -> None:
     assert name.startswith("mini/fedvpt/glyph-domains/domains:m=2/")
 
 
+def test_a_search_begins_where_the_suite_says_for_the_owner_of_the_head() -> None:
+    policies = {"policies": ["local", "global"]}
+    local, shared = searches(a_suite(**policies, **tune(start={"local": {"head_lr": 0.003, "gen_lr": 0.1}})))
+    assert (local.default["lr"], local.base[0].params["head_lr"]) == (0.1, 0.003)  # it has no gen_lr
+    assert shared.setup == searches(a_suite(**policies, **tune()))[1].setup  # as decided as it was
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -109,6 +116,7 @@ def test_the_name_is_readable_and_stable() -> None:
         tune(seeds=[102]),
         tune(finals=[102]),
         tune(tie=0.02),
+        tune(start={"local": {"lr": 0.03}}),
         tune(protocol={"val_fraction": 0.2}),
         tune(grid={"lr": [0.1, 0.3], "head_lr": []}),
     ],
