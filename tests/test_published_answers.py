@@ -23,7 +23,7 @@ def test_the_last_line_on_collapses_is_that_of_the_published_files() -> None:
     [row] = re.findall(r"\(this table\) \| (\d+) of (\d+) \| (\d+) \| (\d+) \|", page)
     collapsed, runs, searched, elsewhere = map(int, row)
     said = collapses(ROOT / "results" / "reference" / "cpu-office")
-    assert f"?** {collapsed} of {runs}: m=1 {searched}; " in said
+    assert f"?** {collapsed} of {runs}: {searched} at m=1; " in said
     assert collapsed == searched + elsewhere
 
 

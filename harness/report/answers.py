@@ -71,7 +71,7 @@ def collapses(folder: Path) -> str:
     runs = with_collapse(cells[cells["status"] == "finished"])
     low = runs[runs["collapsed"]].drop_duplicates("cell")
     places = low["setting"] + low["kind"].map(lambda kind: ", unseen clients" * (kind == "unseen"))
-    counts = "; ".join(f"{place} {count}" for place, count in places.value_counts(sort=False).items())
+    counts = "; ".join(f"{count} at {place}" for place, count in places.value_counts(sort=False).items())
     return (
         "**Do runs collapse (end below half of no prompt's accuracy with the same head, data and seed)?** "
         f"{len(low) or 'None'} of {runs['cell'].nunique()}{f': {counts}' * bool(counts)}."

@@ -120,7 +120,7 @@ def test_what_is_incomplete_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_collapsed_runs_are_counted_by_setting(tmp_path: Path) -> None:
     numbers(fedvpt=(0.0, 1.0)).to_csv(tmp_path / "tables.csv", index=False)
     runs(sgpt=0.39, pfedpg=0.41).to_csv(tmp_path / "cells.csv", index=False)
-    assert collapses(tmp_path).endswith("?** 1 of 4: m=1 1.")
+    assert collapses(tmp_path).endswith("?** 1 of 4: 1 at m=1.")
     runs().to_csv(tmp_path / "cells.csv", index=False)
     assert collapses(tmp_path).endswith("?** None of 2.")
 
