@@ -262,7 +262,8 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
         cells = suite.cells()
         count = sum(cell_key(cell) in tuned for cell in cells)
         files = ", ".join(dict.fromkeys(_named(file, out) for _, file in choices))
-        _tell(f"{count} of {len(cells)} cells use tuned values from {files} (--untuned: none)")
+        which = "all" if count == len(cells) else f"{count} of {len(cells)}"
+        _tell(f"{which} cells use tuned values from {files} (--untuned: none)")
     suite = replace(suite, tuned=tuned) if tuned else suite
     untuned = suite.untuned()
     if untuned:

@@ -195,7 +195,7 @@ def test_cells_use_tuned_values(tmp_path: Path, capsys: pytest.CaptureFixture[st
     write(a_suite(), tmp_path)
     cells = with_tuned(a_suite(), tmp_path).cells()
     assert [(cell.seed, cell.phase, cell.params["lr"]) for cell in cells] == [(0, "final", 0.3), (1, "final", 0.3)]
-    assert capsys.readouterr().err.startswith("2 of 2 cells use tuned values from")
+    assert capsys.readouterr().err.startswith("all cells use tuned values from")
 
 
 def test_values_serve_suites_that_search_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,9 +205,10 @@ def test_values_serve_suites_that_search_the_same(tmp_path: Path, capsys: pytest
     write_tuned(tuned_path(whole, tmp_path), [entry(part)])
     assert {cell.params["lr"] for cell in with_tuned(part, tmp_path).cells()} == {0.3}
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"2 of 2 cells use tuned values from {tmp_path}/tuned/whole.toml")
+    assert line.startswith(f"all cells use tuned values from {tmp_path}/tuned/whole.toml")
     tuned_path(whole, tmp_path).rename(tuned_path(part, tmp_path))
     assert [cell.params["lr"] for cell in with_tuned(whole, tmp_path).cells()] == [0.3, 0.3, 0.1, 0.1]
+    assert "2 of 4 cells use tuned values from" in capsys.readouterr().err
     assert with_tuned(dataclasses.replace(a_suite(protocol={"epochs": 2}), name="x"), tmp_path).tuned == {}
 
 
@@ -218,7 +219,7 @@ def test_shared_values_serve_every_partition_of_the_data_set(
     suite = a_suite(settings=[setting], tune={"shared": True})
     write(suite, tmp_path)
     assert [cell.params["lr"] for cell in with_tuned(suite, tmp_path).cells()] == [0.3] * 4
-    assert capsys.readouterr().err.startswith("4 of 4 cells use tuned values from")
+    assert capsys.readouterr().err.startswith("all cells use tuned values from")
     assert len(tuned_choices(suite, tmp_path)) == 1
 
 
@@ -259,7 +260,7 @@ def test_values_of_the_package_serve_any_folder(
     shipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert with_tuned(a_suite(), tmp_path / "elsewhere").cells()[0].params["lr"] == 0.3
-    assert capsys.readouterr().err.startswith("2 of 2 cells use tuned values from the package (mini.toml)")
+    assert capsys.readouterr().err.startswith("all cells use tuned values from the package (mini.toml)")
 
 
 def test_the_users_own_values_come_before_those_of_the_package(
@@ -267,7 +268,7 @@ def test_the_users_own_values_come_before_those_of_the_package(
 ) -> None:
     write(a_suite(), tmp_path / "out", params={"lr": 0.03})
     assert with_tuned(a_suite(), tmp_path / "out").cells()[0].params["lr"] == 0.03
-    assert capsys.readouterr().err.startswith(f"2 of 2 cells use tuned values from {tmp_path}/out/tuned/mini.toml (")
+    assert capsys.readouterr().err.startswith(f"all cells use tuned values from {tmp_path}/out/tuned/mini.toml (")
 
 
 def test_a_checkout_reads_its_own_folder_once(
@@ -342,7 +343,7 @@ def test_untuned_leaves_the_file_alone(
     monkeypatch.setattr("fedprompt.harness.cli._progress.run_and_record", note)
     monkeypatch.setattr("fedprompt.harness.report.write_report", lambda *_: None)
     assert main(["bench", "mini", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.startswith(f"2 of 2 cells use tuned values from {tmp_path}/tuned/mini.toml")
+    assert capsys.readouterr().err.startswith(f"all cells use tuned values from {tmp_path}/tuned/mini.toml")
     assert main(["bench", "mini", "--out", str(tmp_path), "--untuned"]) == 0
     assert capsys.readouterr().err == ""
     assert ran == [0.3, 0.3, 0.1, 0.1]
