@@ -34,9 +34,9 @@ from typing import Any
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.cells import suite_shape as shape
 from fedprompt.harness.cells.suite import KINDS, Row, Setting, Suite, Tune
-from fedprompt.harness.cells.suite_shape import check_shape
+from fedprompt.harness.cells.suite_shape import OWNERS, check_shape
 from fedprompt.harness.core.errors import UserError, check_keys, unknown
-from fedprompt.harness.federation.policy import OWNERS, PAPER, POLICIES, applicable
+from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
 from fedprompt.harness.model.weights import backbone_spec, offered
 from fedprompt.methods import registry
 

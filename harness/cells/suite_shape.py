@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedprompt.harness.core.errors import UserError, check_keys
-from fedprompt.harness.federation.policy import OWNERS, PAPER, POLICIES
+from fedprompt.harness.federation.policy import PAPER, POLICIES, head_owner
+
+OWNERS = tuple(dict.fromkeys(map(head_owner, POLICIES)))  # of the head
 
 
 class Shape(NamedTuple):

@@ -26,9 +26,6 @@ def head_owner(policy: str) -> str:
     return policy.removesuffix(FINETUNED)
 
 
-OWNERS = tuple(dict.fromkeys(map(head_owner, POLICIES)))
-
-
 def is_finetuned(policy: str) -> bool:
     """Whether clients fine-tune a copy before they are evaluated."""
     return policy.endswith(FINETUNED)
