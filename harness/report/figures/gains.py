@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED
+from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.figures.curves import figure_parts, setting_name
 from fedprompt.harness.report.figures.style import COLOURS, GREY, DrawnFigure, panels
 from fedprompt.harness.report.inference import LEVEL
@@ -17,9 +18,8 @@ from fedprompt.harness.report.inference import LEVEL
 KINDS = ("heterogeneity", "unseen", "novel", "target")
 SHAPES = ("o", "s", "D", "^")  # one per policy
 LANE = 0.24  # between two policies of a row
-WIDE = (
-    4  # an interval this many times as wide as the panel's median, as after a collapse, does not set the panel's scale
-)
+# Neither rows that collapse nor intervals this many times as wide as the panel's median set the scale of a panel.
+WIDE = 4
 
 
 def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
@@ -31,8 +31,11 @@ def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
             "interval over further clients and seeds. Filled: can be told from zero, adjusted for all comparisons of "
             "the setting under that policy; hollow: cannot."
         )
-        if any(_too_wide(numbers).any() for _, numbers in part.frame.groupby("column")):
+        drawn = [numbers for _, numbers in part.frame.groupby("column")]
+        if any(_too_wide(numbers).any() for numbers in drawn):
             caption += " Arrow: the interval goes on beyond the panel."
+        if any(_collapsed(numbers).any() for numbers in drawn):
+            caption += " Number at an arrow: the gain there, of a row with less than half of the control's accuracy."
         yield DrawnFigure(
             f"gains{part.suffix}", f"Gains over the control{part.about}", caption, _gains(suite, part.frame)
         )
@@ -44,7 +47,7 @@ def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
     figure, axes = panels(len(columns), height=0.7 + 0.075 * (len(policies) + 1) * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
         setting, numbers = suite.settings[column], gains[gains["column"] == column]
-        if _too_wide(numbers).any():
+        if (_too_wide(numbers) | _collapsed(numbers)).any():
             ax.set_xlim(*_limits(numbers))
         for lane, policy in enumerate(policies):
             shown = numbers[numbers["policy"] == policy].set_index("row")
@@ -73,8 +76,13 @@ def _too_wide(numbers: pd.DataFrame) -> "pd.Series[bool]":
     return widths > WIDE * widths.median()
 
 
+def _collapsed(numbers: pd.DataFrame) -> "pd.Series[bool]":
+    return numbers["mean"] < COLLAPSED * (numbers["mean"] - numbers["gain"])
+
+
 def _limits(numbers: pd.DataFrame) -> tuple[float, float]:
-    """Of a panel that shows every gain, and every interval that is not too wide."""
+    """Of a panel that shows every gain but those of collapsed rows, and every interval that is not too wide."""
+    numbers = numbers[~_collapsed(numbers)]
     steady = numbers[~_too_wide(numbers)]
     low = min(0, numbers["gain"].min(), steady["gain_low"].min())
     high = max(0, numbers["gain"].max(), steady["gain_high"].max())
@@ -87,9 +95,14 @@ def _mark(ax: Axes, number: "pd.Series[float]", y: float, lane: int) -> None:
     ax.plot([number["gain_low"], number["gain_high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
     if not ax.get_autoscalex_on():
         left, right = ax.get_xlim()
-        for end, edge, arrow in ((number["gain_low"], left, "<"), (number["gain_high"], right, ">")):
-            if not left <= end <= right:
+        for edge, arrow, beyond in ((left, "<", number["gain_low"] < left), (right, ">", number["gain_high"] > right)):
+            if beyond:
                 ax.plot(edge, y, arrow, color=colour, markersize=3.6, clip_on=False, zorder=3)
+        if number["gain"] < left:
+            shown = f"{number['gain']:.0f}".replace("-", "−")
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
+            text = ax.annotate(shown, (left, y), (5, 0), textcoords="offset points", va="center", bbox=box)
+            text.set(color=colour, fontsize=6)
     ax.plot(
         number["gain"],
         y,

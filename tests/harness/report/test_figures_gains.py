@@ -8,7 +8,8 @@ from fedprompt.harness.report.figures.style import COLOURS
 
 def gain(row: str, points: float, p: float, **changed: object) -> dict[str, object]:
     line = {"kind": "heterogeneity", "column": 0, "policy": "global", "metric": "average", "row": row, "control": False}
-    return {**line, "gain": points, "gain_low": points - 1, "gain_high": points + 1, "gain_p_adjusted": p, **changed}
+    interval = {"gain_low": points - 1, "gain_high": points + 1, "gain_p_adjusted": p}
+    return {**line, "mean": 60 + points, "gain": points, **interval, **changed}
 
 
 def marks(lines: list[dict[str, object]]) -> dict[float, str]:
@@ -48,3 +49,14 @@ def test_an_interval_of_a_collapsed_row_does_not_set_the_scale() -> None:
     assert 4 < right < 6
     assert {line.get_marker() for line in ax.lines} >= {"<", ">"}
     assert drawn.caption.endswith("Arrow: the interval goes on beyond the panel.")
+
+
+def test_a_collapsed_row_does_not_set_the_scale_and_is_named_at_the_edge() -> None:
+    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d")),))
+    (drawn,) = figures_gains(suite, pd.DataFrame([gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", -50.0, 0.01)]))
+    (ax,) = drawn.figure.axes
+    assert -1 < ax.get_xlim()[0] < 0
+    assert [text.get_text() for text in ax.texts] == ["−50"]
+    assert [line.get_marker() for line in ax.lines].count("<") == 1
+    assert ">" not in {line.get_marker() for line in ax.lines}
+    assert "of a row with less than half of the control's accuracy" in drawn.caption
