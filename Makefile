@@ -91,11 +91,11 @@ lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff format --check .
 	"$(BIN)/lint-imports" --no-logo --no-cache
 
-# Neither mypy nor mkdocs follows setuptools' package-dir: both read the three folders through links with their import names.
+# Neither mypy nor mkdocs follows setuptools' package-dir: both read the five folders through links with their import names.
 .PHONY: links
 links:
 	@rm -rf build/typecheck && mkdir -p build/typecheck/fedprompt
-	@for name in methods datasets harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
+	@for name in core backbones datasets methods harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
 
 typecheck: setup links  ## mypy --strict
 	"$(BIN)/python" -m mypy

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.progress import progress
 from fedprompt.datasets._images import BROKEN_ARCHIVE
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.progress import progress
 
 CHUNK = 1 << 20
 TIMEOUT = 60

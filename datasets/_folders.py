@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets._listing import (
     ENDINGS,
     ListedImage,
@@ -16,7 +17,6 @@ from fedprompt.datasets._listing import (
     split_at_random,
     visible_tree,
 )
-from fedprompt.harness.core.errors import UserError
 
 TRAIN, TEST = ("train", "training"), ("test", "testing")
 HELD_OUT = ("val", "valid", "validation")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedprompt.core.errors import UserError, unknown
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._spec import PartitionSpec
-from fedprompt.harness.core.errors import UserError, unknown
 
 
 def trained_classes(spec: PartitionSpec, dataset: Dataset) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.rng import numpy_rng
 from fedprompt.datasets._images import BROKEN_ARCHIVE, ImageFile
 from fedprompt.datasets._listing import (
     ListedImage,
@@ -21,8 +23,6 @@ from fedprompt.datasets._listing import (
     split_at_random,
     subfolders,
 )
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.rng import numpy_rng
 
 DOMAINNET_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 DOMAINNET_CLASSES = (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.rng import numpy_rng
 from fedprompt.datasets._images import ImageFile
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.rng import numpy_rng
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 TEST_FRACTION = 0.2  # of every class in every domain, where a source has no official split

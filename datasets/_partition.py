@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import write_atomic
+from fedprompt.core.rng import numpy_rng
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._held_out import shared_test_sets, training_part
 from fedprompt.datasets._sample import few_shots, held_out
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.core.rng import numpy_rng
 
 SPLITS = ("train", "test", "val")
 SHARED = ("base", "novel", "target")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

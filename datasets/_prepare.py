@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.progress import track
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array
 from fedprompt.datasets._listing import Listing
 from fedprompt.datasets._store import new_store, open_store, read_meta, write_images, write_rest
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.progress import track
 
 CHUNK = 256  # images in memory at a time
 UNCHANGED = "prepared before, and no file has changed since: nothing was decoded again"

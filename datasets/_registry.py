@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedprompt.core.errors import UserError, unknown
+from fedprompt.core.files import cache_dir, write_atomic
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files, visible_tree
@@ -20,8 +22,6 @@ from fedprompt.datasets._prepare import Preparation, build_store, stored_prepara
 from fedprompt.datasets._resized import ResizedImages
 from fedprompt.datasets._sources import SOURCES, Source
 from fedprompt.datasets._store import is_store, one_writer, open_store, read_meta
-from fedprompt.harness.core.errors import UserError, unknown
-from fedprompt.harness.core.files import cache_dir, write_atomic
 
 GROUP = "fedprompt.datasets"
 FOLDER, LAYOUT = "folder:", "?layout="

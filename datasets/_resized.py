@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedprompt.core.files import atomic_file
+from fedprompt.core.progress import track
 from fedprompt.datasets._dataset import Dataset, Images
 from fedprompt.datasets._images import to_array
 from fedprompt.datasets._store import cannot_write, one_writer
-from fedprompt.harness.core.files import atomic_file
-from fedprompt.harness.core.progress import track
 
 Forms = dict[str, tuple[tuple[int, ...], type]]  # file -> shape and type of its array
 BAR = 1000  # rows from which on a progress bar is worth drawing

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import _layouts
 from fedprompt.datasets._download import Download, fetch, unpack
 from fedprompt.datasets._listing import Listing, MissingDataError
-from fedprompt.harness.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from fedprompt.core.errors import UserError, unknown
+from fedprompt.core.rng import numpy_rng
 from fedprompt.datasets import _splits
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._splits import TrainTestRows
-from fedprompt.harness.core.errors import UserError, unknown
-from fedprompt.harness.core.rng import numpy_rng
 
 MOST = 10**9  # of anything that is counted
 TRIES = 100  # draws of a Dirichlet partition before it is given up

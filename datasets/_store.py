@@ -18,9 +18,9 @@ from typing import IO, Any
 import numpy as np
 from filelock import FileLock
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import write_atomic
 from fedprompt.datasets._dataset import Dataset
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import write_atomic
 
 ARRAYS = ("images", "labels", "domains", "is_test")
 VERSION = 1

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 import torch.nn.functional as nnf
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import cache_dir
+from fedprompt.core.progress import track
+from fedprompt.core.rng import torch_rng
 from fedprompt.datasets import _glyph_classes as classes
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._glyph_styles import STYLES, Style, blend, uniform
 from fedprompt.datasets._store import open_store, write_store
 from fedprompt.datasets.glyph_fonts import SIZE, fonts_hash, masks
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import cache_dir
-from fedprompt.harness.core.progress import track
-from fedprompt.harness.core.rng import torch_rng
 
 VERSION = 2  # raise it when the drawing code changes, so that old caches are not mistaken for new ones
 SEEN_STYLES = ("print",)  # what micro-vit was pretrained on; all other styles are shifts for it

@@ -7,17 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedprompt.harness.cells.cell import make_cell
-    from fedprompt.harness.cells.run import run_cell
-    from fedprompt.harness.cells.session import run_cells
-    from fedprompt.harness.cells.site import Site
-    from fedprompt.harness.cells.suite_file import load_suite
+    from fedprompt.backbones.weights import backbone_spec
+    from fedprompt.core.errors import UserError
     from fedprompt.harness.conformance import check_method
-    from fedprompt.harness.core.errors import UserError
-    from fedprompt.harness.model.weights import backbone_spec
+    from fedprompt.harness.recording.tracker import sync
     from fedprompt.harness.report import write_report
     from fedprompt.harness.results import draw_accuracy, read_records, read_summaries
-    from fedprompt.harness.tracking.tracker import sync
+    from fedprompt.harness.running.cell import make_cell
+    from fedprompt.harness.running.run import run_cell
+    from fedprompt.harness.running.session import run_cells
+    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.suite_file import load_suite
 
 __all__ = [
     "Site",
@@ -36,26 +36,26 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Site": "cells.site",
+    "Site": "harness.running.site",
     "UserError": "core.errors",
-    "backbone_spec": "model.weights",
-    "check_method": "conformance",
-    "draw_accuracy": "results",
-    "load_suite": "cells.suite_file",
-    "make_cell": "cells.cell",
-    "read_records": "results",
-    "read_summaries": "results",
-    "run_cell": "cells.run",
-    "run_cells": "cells.session",
-    "sync": "tracking.tracker",
-    "write_report": "report",
+    "backbone_spec": "backbones.weights",
+    "check_method": "harness.conformance",
+    "draw_accuracy": "harness.results",
+    "load_suite": "harness.running.suite_file",
+    "make_cell": "harness.running.cell",
+    "read_records": "harness.results",
+    "read_summaries": "harness.results",
+    "run_cell": "harness.running.run",
+    "run_cells": "harness.running.session",
+    "sync": "harness.recording.tracker",
+    "write_report": "harness.report",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"fedprompt.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

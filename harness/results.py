@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from fedprompt.harness.cells.cell import Cell, cell_from_json
-from fedprompt.harness.cells.folder import damaged_file, is_done
-from fedprompt.harness.cells.suite import Row
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.metrics import on_test_set, per_client, trained_reading
-from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
+from fedprompt.core.errors import UserError
+from fedprompt.harness.measuring.metrics import on_test_set, per_client, trained_reading
+from fedprompt.harness.recording.store import connect, experiment_name, first_line, public
+from fedprompt.harness.running.cell import Cell, cell_from_json
+from fedprompt.harness.running.folder import damaged_file, is_done
+from fedprompt.harness.running.suite import Row
 from fedprompt.methods import registry
 
 if TYPE_CHECKING:

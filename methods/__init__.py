@@ -1,10 +1,10 @@
 """The methods, one file each, and all that a method of your own needs: its contract, options, prompts and registry."""
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import Edit, FrozenViT, Prompted, deep, insert, shallow
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.backbones.backbone import Edit, FrozenViT, Prompted, deep, insert, shallow
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Method, Stage, State, Task, weighted_mean
 from fedprompt.methods._headed import (
     HeadedMethod,

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.core.errors import UserError
+from fedprompt.methods._batch import Batch
 
 State = dict[str, Tensor]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt.harness.model.backbone import Edit, Prompted
+from fedprompt.backbones.backbone import Edit, Prompted
 
 
 class Kind(NamedTuple):

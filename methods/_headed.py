@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import HEAD_INPUTS, Batch
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import HEAD_INPUTS, Batch
 from fedprompt.methods._contract import Method, State
 
 HEAD_INITS = ("torch_default", "kaiming_fan_out", "zeros")

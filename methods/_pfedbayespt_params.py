@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
 from fedprompt.methods._headed import PromptParams, revised
 from fedprompt.methods._token_encoder import ACTIVATIONS
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from fedprompt.harness.core.errors import UserError, unknown
+from fedprompt.core.errors import UserError, unknown
 from fedprompt.methods._contract import Method
 
 GROUP = "fedprompt.methods"

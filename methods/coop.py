@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
+from fedprompt.core.fields import option
 from fedprompt.methods._contract import Stage, State
 from fedprompt.methods._text import TextMethod, TextParams
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._text import TextMethod, TextParams

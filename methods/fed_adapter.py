@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import block_rows
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import block_rows
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, HeadParams
 

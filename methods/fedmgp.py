@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import shallow
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.text import PLACEHOLDER, Prompts, spoken_name
+from fedprompt.backbones.backbone import shallow
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.text import PLACEHOLDER, Prompts, spoken_name
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import cross_entropy, revised
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.text import PLACEHOLDER
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.text import PLACEHOLDER
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams

@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.text import Prompts
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.text import Prompts
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.core.rng import torch_rng
+from fedprompt.core.fields import option
+from fedprompt.core.rng import torch_rng
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import PromptParams
 from fedprompt.methods.fedvpt import FedVPT

@@ -10,10 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.fields import option
 from fedprompt.methods._attention import affine, affine_init
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy, revised
 from fedprompt.methods._prompt_generator import GeneratorMethod, label_space_option

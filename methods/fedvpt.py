@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.model.backbone import shallow
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import shallow
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, PromptParams, revised
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import FrozenViT, deep
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import FrozenViT, deep
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods.fedvpt import FedVPT, SharedParams
 

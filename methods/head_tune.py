@@ -6,7 +6,7 @@ and `global_then_ft`.
 
 from torch import Tensor
 
-from fedprompt.harness.model.batch import Batch
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import HeadedMethod, HeadOnlyParams
 

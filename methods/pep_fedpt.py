@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import Edit, FrozenViT, insert
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import HeadedMethod, PromptParams
 

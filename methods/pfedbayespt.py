@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.model.backbone import Edit
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import Edit
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._deep_rows import Kind, deep_rows
 from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain

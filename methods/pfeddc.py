@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import shallow
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.backbones.backbone import shallow
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
 from fedprompt.methods._attention import attend, attention_init
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
 

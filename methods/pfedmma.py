@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import block_rows
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.text import Prompts, spoken_name
+from fedprompt.backbones.backbone import block_rows
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.text import Prompts, spoken_name
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
 

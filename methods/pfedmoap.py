@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
 from fedprompt.methods._attention import KEY, OUT, QUERY, VALUE, affine, attention_init
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods._text import CLASSES, TextMethod, TextParams

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.backbone import FrozenViT, shallow
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import FrozenViT, shallow
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import PromptParams
 from fedprompt.methods.fedvpt import FedVPT

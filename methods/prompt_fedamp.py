@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.batch import Batch
+from fedprompt.core.fields import option
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._text import TextMethod, TextParams
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.fields import option
+from fedprompt.core.fields import option
 from fedprompt.methods._contract import State
 from fedprompt.methods._text import TextMethod, TextParams
 

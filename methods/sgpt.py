@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.core.rng import torch_rng
-from fedprompt.harness.model.backbone import Edit, FrozenViT, insert
-from fedprompt.harness.model.batch import Batch
+from fedprompt.backbones.backbone import Edit, FrozenViT, insert
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
+from fedprompt.core.rng import torch_rng
+from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import HeadedMethod, PromptParams
 

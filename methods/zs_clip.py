@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import option
-from fedprompt.harness.model.clip import FrozenCLIP
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.fields import option
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
 

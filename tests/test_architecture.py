@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("core", "backbones", "datasets", "methods", "harness")
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
 
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A copy of the three packages that a test may spoil."""
-    for name in ("methods", "datasets", "harness"):
+    """A copy of the packages that a test may spoil."""
+    for name in PACKAGES:
         shutil.copytree(
             ROOT / name, tmp_path / "fedprompt" / name, ignore=shutil.ignore_patterns("__pycache__", "assets")
         )
@@ -45,12 +46,12 @@ def test_the_packages_keep_the_contract(packages: Path) -> None:
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("methods/fedvpt.py", "fedprompt.harness.cells.cell"),
-        ("methods/fedvpt.py", "fedprompt.harness.model.weights"),
-        ("methods/fedvpt.py", "fedprompt.datasets"),
+        ("methods/fedvpt.py", "fedprompt.harness.running.cell"),
+        ("backbones/backbone.py", "fedprompt.methods"),
+        ("datasets/glyphs.py", "fedprompt.backbones"),
         ("datasets/glyphs.py", "fedprompt.methods"),
-        ("harness/core/__init__.py", "fedprompt.harness.model.batch"),
-        ("harness/federation/__init__.py", "fedprompt.harness.cells"),
+        ("core/__init__.py", "fedprompt.datasets"),
+        ("harness/federation/__init__.py", "fedprompt.harness.running"),
         ("harness/planning/__init__.py", "fedprompt.harness.tuning"),
     ],
 )
@@ -67,7 +68,7 @@ def test_private_modules_are_imported_within_their_own_package_only() -> None:
     pattern = re.compile(r"^\s*(?:from|import) fedprompt\.([a-z_.]*[a-z])(?:\.| import )(_\w+)", re.MULTILINE)
     imports = [
         (path, ROOT / owner.replace(".", "/"), name)
-        for top in ("methods", "datasets", "harness")
+        for top in PACKAGES
         for path in (ROOT / top).rglob("*.py")
         for owner, name in pattern.findall(path.read_text())
     ]
@@ -79,12 +80,12 @@ def test_the_contract_names_every_part_of_the_harness() -> None:
     layers = " ".join(PYPROJECT["importlinter"]["contracts"][0]["layers"])
     named = {name for name in layers.split() if name not in ("|", ":")}
     parts = {f"fedprompt.harness.{path.parent.name}" for path in ROOT.glob("harness/*/__init__.py")}
-    leaves = {f"fedprompt.harness.model.{path.stem}" for path in ROOT.glob("harness/model/[a-z]*.py")}
-    assert named == (parts - {"fedprompt.harness.model"}) | leaves | {"fedprompt.methods", "fedprompt.datasets"}
+    tops = {f"fedprompt.{name}" for name in PACKAGES if name != "harness"}
+    assert named == parts | tops
 
 
 def test_every_package_is_installed() -> None:
-    folders = {path.parent for top in ("methods", "datasets", "harness") for path in (ROOT / top).rglob("__init__.py")}
+    folders = {path.parent for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")}
     names = {f"fedprompt.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
     assert names | {"fedprompt.paper", "fedprompt.tuned"} == set(PYPROJECT["setuptools"]["packages"])
 

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from fedprompt.datasets import dataset_names
-from fedprompt.harness.cells.code import code_digest
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.report.excerpt import renew
 from fedprompt.harness.report.reference import published_cells, published_records
+from fedprompt.harness.running.code import code_digest
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.methods import registry
 
 ROOT = Path(__file__).parents[1]

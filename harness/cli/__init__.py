@@ -8,6 +8,8 @@ import errno
 import sys
 from collections.abc import Sequence
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.memory import collect_rarely
 from fedprompt.harness.cli import (
     bench,
     check,
@@ -24,8 +26,6 @@ from fedprompt.harness.cli import (
     ui,
 )
 from fedprompt.harness.cli._parser import Parser
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.memory import collect_rarely
 
 COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, ui, pretrain, perf)
 EXAMPLES = """examples:

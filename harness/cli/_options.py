@@ -6,12 +6,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import UserError, unknown
 from fedprompt.harness.cli._parser import Parser
-from fedprompt.harness.core.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from fedprompt.harness.cells.site import Site
-    from fedprompt.harness.cells.suite import Suite
+    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.suite import Suite
 
 SET_HELP = "a parameter of the method or a field of the protocol; may be repeated"
 
@@ -22,7 +22,7 @@ def add_suite(parser: Parser) -> None:
 
 def _suite_names() -> list[str]:
     """Like `suite_file.suite_names`, without what that module imports."""
-    return sorted(path.stem for path in (Path(__file__).parents[1] / "cells" / "suites").glob("*.toml"))
+    return sorted(path.stem for path in (Path(__file__).parents[1] / "running" / "suites").glob("*.toml"))
 
 
 def add_selection(parser: Parser) -> None:
@@ -79,14 +79,14 @@ def load_plugins(args: Namespace) -> None:
 
 
 def tracking_uri(args: Namespace) -> str:
-    from fedprompt.harness.tracking.tracker import default_uri
+    from fedprompt.harness.recording.tracker import default_uri
 
     return args.tracking_uri or default_uri(args.out)
 
 
 def make_site(args: Namespace) -> "Site":
     """Where the command's cells run."""
-    from fedprompt.harness.cells.site import Site, choose_device
+    from fedprompt.harness.running.site import Site, choose_device
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
@@ -115,7 +115,7 @@ def make_site(args: Namespace) -> "Site":
 
 def whole_suite(args: Namespace) -> "Suite":
     """The suite with tuned values unless they are unwanted, and with seeds that were asked for beyond its own."""
-    from fedprompt.harness.cells.suite_file import load_suite
+    from fedprompt.harness.running.suite_file import load_suite
     from fedprompt.harness.tuning.tuned import with_tuned
 
     load_plugins(args)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]  # what `add_subparsers` returns

@@ -15,11 +15,11 @@ from fedprompt.harness.cli._remaining import Remaining
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedprompt.harness.cells.cell import Cell
-    from fedprompt.harness.cells.executor import CellOutcome
-    from fedprompt.harness.cells.run import RoundProgress
-    from fedprompt.harness.cells.site import Site
-    from fedprompt.harness.cells.suite import Suite
+    from fedprompt.harness.running.cell import Cell
+    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.run import RoundProgress
+    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.suite import Suite
 
 
 class CellBars:
@@ -83,7 +83,7 @@ class CellBars:
             self._bars.update(self._all_cells, until=monotonic() + left)
 
     def _time(self) -> str:
-        from fedprompt.harness.core.text import duration
+        from fedprompt.core.text import duration
 
         left = self._remaining.seconds
         about = f", about {duration(left)} left" if left else ""
@@ -106,10 +106,10 @@ def run_and_record(
 
     Bad input of a cell that belongs to no suite is left to the caller to report.
     """
-    from fedprompt.harness.cells.session import Observer, finished_cells, run_cells
+    from fedprompt.core.progress import progress
     from fedprompt.harness.cli._options import tracking_uri
-    from fedprompt.harness.core.progress import progress
-    from fedprompt.harness.tracking.tracker import Tracker
+    from fedprompt.harness.recording.tracker import Tracker
+    from fedprompt.harness.running.session import Observer, finished_cells, run_cells
 
     finished = {cell.hash for cell in finished_cells(cells, site.out) if cell.hash not in restart}
     if finished:
@@ -144,10 +144,10 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
 
     Returns the outcomes of cells whose data are missing, by hash; raises if there are no others, or no weights.
     """
+    from fedprompt.backbones.weights import load_backbone
     from fedprompt.datasets import MissingDataError, load_labels, parse_partition, short_name, shots_note
-    from fedprompt.harness.cells.executor import CellOutcome
-    from fedprompt.harness.cells.folder import run_folder
-    from fedprompt.harness.model.weights import load_backbone
+    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.folder import run_folder
 
     for spec in dict.fromkeys(cell.backbone for cell in cells):
         if spec.weights == "hub":  # fetched here, so that a missing network is noticed before any image is read
@@ -182,8 +182,8 @@ def _flops(cells: "Sequence[Cell]", site: "Site", apart: bool) -> dict[str, int]
     """
     if len(cells) < 2:
         return {}
-    from fedprompt.harness.cells.processes import worker_context
     from fedprompt.harness.planning.plan import count_flops
+    from fedprompt.harness.running.processes import worker_context
 
     try:
         if not (apart and site.plugins):

@@ -6,8 +6,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedprompt.harness.cells.cell import Cell
-    from fedprompt.harness.cells.run import RoundProgress
+    from fedprompt.harness.running.cell import Cell
+    from fedprompt.harness.running.run import RoundProgress
 
 
 ENOUGH = 0.01  # of a session's FLOPs, to speak of the rest

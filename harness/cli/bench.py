@@ -5,15 +5,15 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedprompt.harness.cells.cell import Cell
     from fedprompt.harness.cli._parser import Commands
+    from fedprompt.harness.running.cell import Cell
 
 EXAMPLES = (
     "bench smoke",

@@ -4,9 +4,9 @@ import dataclasses
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import unknown
 from fedprompt.harness.cli._options import add_plugins, load_plugins, split_settings
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import unknown
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands

@@ -4,8 +4,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import unknown
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import unknown
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -52,7 +52,7 @@ def methods(args: Namespace) -> None:
 
 def _describe(method: "type[Method]", console: "Console") -> None:
     """Meaning, state, payload and parameters."""
-    from fedprompt.harness.core.fields import describe
+    from fedprompt.core.fields import describe
     from fedprompt.harness.federation.policy import applicable
 
     server, personal = _state(method)

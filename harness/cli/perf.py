@@ -5,8 +5,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from fedprompt.core.errors import UserError
+from fedprompt.core.text import bytes_text, duration, scaled
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.text import bytes_text, duration, scaled
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedprompt.harness.cells.site import Site
-    from fedprompt.harness.cells.suite import Suite
     from fedprompt.harness.cli._parser import Commands
     from fedprompt.harness.planning.plan import Plan
+    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.suite import Suite
 
 PlanLine = Mapping[str, Any]  # of `Plan.frame`
 WIDTH = 112  # columns that the tables take, also when standard output is no terminal

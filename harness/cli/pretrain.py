@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
@@ -30,7 +30,7 @@ def pretrain(args: Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedprompt.harness.model import pretraining, pretraining_clip
+    from fedprompt.backbones import pretraining, pretraining_clip
 
     train: Callable[..., dict[str, Any]] = pretraining.pretrain
     if args.backbone == "micro-clip":

@@ -4,13 +4,13 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli._options import SET_HELP, add_site, add_tracking, load_plugins, make_site, split_settings
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fedprompt.harness.cells.executor import CellOutcome
     from fedprompt.harness.cli._parser import Commands
+    from fedprompt.harness.running.executor import CellOutcome
 
 EXAMPLES = (
     "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",
@@ -53,9 +53,9 @@ def add(commands: "Commands") -> None:
 
 
 def run(args: Namespace) -> int:
-    from fedprompt.harness.cells.cell import make_cell
+    from fedprompt.backbones.weights import backbone_spec
     from fedprompt.harness.cli._progress import run_and_record
-    from fedprompt.harness.model.weights import backbone_spec
+    from fedprompt.harness.running.cell import make_cell
 
     load_plugins(args)
     params, protocol = split_settings(args.method, args.settings)

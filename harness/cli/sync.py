@@ -17,7 +17,7 @@ def add(commands: "Commands") -> None:
 
 
 def sync(args: Namespace) -> int:
-    from fedprompt.harness.tracking.tracker import sync as sync_runs
+    from fedprompt.harness.recording.tracker import sync as sync_runs
 
     recorded, present, failed = sync_runs(args.out, tracking_uri(args))
     print(f"recorded {recorded}, already there {present}, failed {failed}")

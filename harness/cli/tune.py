@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import _options as options
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
-    from fedprompt.harness.cells.cell import Cell
-    from fedprompt.harness.cells.run import RoundProgress
     from fedprompt.harness.cli._parser import Commands
+    from fedprompt.harness.running.cell import Cell
+    from fedprompt.harness.running.run import RoundProgress
     from fedprompt.harness.tuning.search import Point, Result, Search
     from fedprompt.harness.tuning.study import Study
 
@@ -38,8 +38,8 @@ def tune(args: Namespace) -> int:
     """1 if a study ended without any finished trial."""
     from optuna.exceptions import StorageInternalError
 
-    from fedprompt.harness.core.progress import progress
-    from fedprompt.harness.tracking.store import first_line, public
+    from fedprompt.core.progress import progress
+    from fedprompt.harness.recording.store import first_line, public
     from fedprompt.harness.tuning.search import searches
     from fedprompt.harness.tuning.study import Study, open_storage
     from fedprompt.harness.tuning.study_tracker import StudyTracker

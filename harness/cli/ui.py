@@ -11,9 +11,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli._options import add_out
 from fedprompt.harness.cli._parser import add_command
-from fedprompt.harness.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
@@ -75,8 +75,8 @@ def _check_port(port: int) -> None:
 
 def _links(address: str, uri: str) -> list[str]:
     """One line per data set, and one for its trials if there are any; the data set with most runs first."""
-    from fedprompt.harness.tracking.store import connect, experiment_name
-    from fedprompt.harness.tracking.view import RESULTS, TUNING, view_link, view_tags
+    from fedprompt.harness.recording.store import connect, experiment_name
+    from fedprompt.harness.recording.view import RESULTS, TUNING, view_link, view_tags
 
     client = connect(uri)
     lines: list[tuple[int, Sequence[str]]] = []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     logits,
@@ -38,7 +39,6 @@ from fedprompt.harness.conformance.server import (
 )
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.conformance.vocabulary import class_list
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.methods import Method
 

@@ -21,9 +21,9 @@ from fedprompt.harness.conformance.lab import (
     watch,
 )
 from fedprompt.harness.conformance.toy import CLASSES
-from fedprompt.harness.federation.evaluation import adapt, evaluate
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.training import train
+from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods import Method, State
 
 # In float64 an operation rounds by 1e-16 and right methods agree to about that; any leak worth the name is far above.

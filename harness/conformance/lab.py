@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedprompt.core.rng import torch_rng
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
-from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import SplitName
 from fedprompt.harness.federation.rounds import Federation, FederationState
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State
+from fedprompt.methods import Batch, Method, State
 
 Params = Mapping[str, Any] | None
 

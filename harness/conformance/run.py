@@ -20,11 +20,10 @@ from fedprompt.harness.conformance.lab import (
     watch,
 )
 from fedprompt.harness.conformance.toy import toy_backbone_for, toy_federation
-from fedprompt.harness.federation.evaluation import Record, adapt, evaluate
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.rounds import Federation, FederationState
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State
+from fedprompt.harness.measuring.evaluation import Record, adapt, evaluate
+from fedprompt.methods import Batch, Method, State
 
 
 def frozen_backbone(method: type[Method], params: Params) -> None:

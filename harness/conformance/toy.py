@@ -10,19 +10,19 @@ import torch
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.clip import TEMPLATE, FrozenCLIP
+from fedprompt.backbones.features import frozen_features
+from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.micro_clip import WordTokenizer, make_vocabulary
+from fedprompt.backbones.text import TextTower, spoken_name
+from fedprompt.core.fields import build
+from fedprompt.core.rng import derive, numpy_rng
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.core.rng import derive, numpy_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.clip import TEMPLATE, FrozenCLIP
-from fedprompt.harness.model.features import frozen_features
-from fedprompt.harness.model.layer_inputs import LayerInputs
-from fedprompt.harness.model.micro_clip import WordTokenizer, make_vocabulary
-from fedprompt.harness.model.text import TextTower, spoken_name
 from fedprompt.methods import Method, Task
 
 CLASS_NAMES = tuple("abcd")

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedprompt.backbones.layer_inputs import LayerInputs
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.model.batch import HEAD_INPUTS, Batch
-from fedprompt.harness.model.layer_inputs import LayerInputs
+from fedprompt.methods import Batch
 
 SplitName = Literal["train", "test", "val", "base", "novel", "target"]
 SHARED_SPLITS: tuple[SplitName, ...] = ("base", "novel", "target")  # the same images for all clients
@@ -114,7 +113,7 @@ class ClientData:
             batch = self.batch(clients, "train", places, rngs, stage)
             if head_inputs is not None:
                 rows = [inputs[where] for inputs, where in zip(head_inputs, places, strict=True)]
-                batch = replace(batch, known={HEAD_INPUTS: batch.pad(torch.cat(rows))})
+                batch = batch.with_head_inputs(torch.cat(rows))
             yield batch
 
     def ordered(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import option
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import option
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.rng import torch_rng
+from fedprompt.core.errors import UserError
+from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.precision import passes_in, require_precision
 from fedprompt.harness.federation.protocol import Protocol

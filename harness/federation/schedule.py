@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.core.rng import numpy_rng
 from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
 from fedprompt.harness.federation.policy import is_finetuned, readings
 from fedprompt.harness.federation.protocol import Protocol

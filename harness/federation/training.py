@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.rng import Purpose, torch_rng
+from fedprompt.core.errors import UserError
+from fedprompt.core.rng import Purpose, torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage, State

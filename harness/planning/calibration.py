@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.processes import worker_context
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.core.fields import is_rate
-from fedprompt.harness.core.progress import track
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.fields import is_rate
+from fedprompt.core.progress import track
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
-from fedprompt.harness.tracking.tracker import Tracker, default_uri
+from fedprompt.harness.recording.tracker import Tracker, default_uri
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.processes import worker_context
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
 from fedprompt.methods import Method, load_plugin, registry
 
 BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.progress import track
+from fedprompt.core.errors import UserError
+from fedprompt.core.progress import track
 from fedprompt.harness.planning.speed import Line
 
 IMPORTS = ("-c", "import torch, timm")

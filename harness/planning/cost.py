@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt.harness.core.fields import build
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.weights import BackboneSpec, load_backbone
+from fedprompt.core.fields import build
 from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState, payload_of
 from fedprompt.harness.federation.schedule import held_stages
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
 from fedprompt.harness.planning.counting import counted, kept_for_backward
-from fedprompt.methods import Method, Stage, State, Task, registry
+from fedprompt.methods import Batch, Method, Stage, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows

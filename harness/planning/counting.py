@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.methods import State
 
 

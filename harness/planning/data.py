@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import SOURCES, Dataset, MissingDataError, load_labels
-from fedprompt.harness.core.errors import UserError
 
 # (train, test) images of each domain, dealt to the classes evenly, and where the numbers come from.
 _DOMAINNET = "the paper's 1,830 {} per domain; classes of equal size {}are assumed"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.rng import torch_rng
+from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.methods import State, weighted_mean
 

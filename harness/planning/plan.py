@@ -15,10 +15,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 import torch
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.planning.calibration import (
     Job,
     Overhead,
@@ -31,6 +27,10 @@ from fedprompt.harness.planning.calibration import (
 from fedprompt.harness.planning.cost import BEGIN, Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.folder import is_done, run_folder
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite import Suite
 
 BUSY = 0.5  # processes per core that make a machine busy
 EMBEDDED = ("glyph-domains", "glyph-100")

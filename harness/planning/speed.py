@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.features import frozen_features
+from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.weights import BackboneSpec, load_backbone
+from fedprompt.core.fields import build
+from fedprompt.core.files import write_atomic
+from fedprompt.core.memory import keep_freed_memory
+from fedprompt.core.progress import track
+from fedprompt.core.rng import numpy_rng, torch_rng
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.core.memory import keep_freed_memory
-from fedprompt.harness.core.progress import track
-from fedprompt.harness.core.rng import numpy_rng, torch_rng
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.federation.counts import Counts
-from fedprompt.harness.federation.evaluation import carry_out, count_correct
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import evaluations_now
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.features import frozen_features
-from fedprompt.harness.model.layer_inputs import LayerInputs
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.measuring.counts import Counts
+from fedprompt.harness.measuring.evaluation import carry_out, count_correct
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
 from fedprompt.harness.planning.plain_loop import round_of
 from fedprompt.methods import State, Task, registry

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from fedprompt.backbones.features import CHUNK
+from fedprompt.backbones.layer_inputs import kept_images
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.progress import track
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.site import DEFAULT_SITE
-from fedprompt.harness.core.progress import track
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
@@ -28,9 +29,6 @@ from fedprompt.harness.federation.schedule import (
     select,
     shared_splits,
 )
-from fedprompt.harness.model.features import CHUNK
-from fedprompt.harness.model.layer_inputs import kept_images
-from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import (
     BEGIN,
     END,
@@ -41,6 +39,8 @@ from fedprompt.harness.planning.cost import (
     shape_backbone,
     shape_federation,
 )
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.site import DEFAULT_SITE
 from fedprompt.methods import Method, Stage, registry
 
 

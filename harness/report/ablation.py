@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.accuracies import by_policy
 from fedprompt.harness.report.collect import METRICS, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import Comparisons
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
 from fedprompt.harness.report.tables import mark_notes, result_entry, row_titles, signed, slug
+from fedprompt.harness.running.suite import Suite
 
 NOTES = (
     Note("", "Difference: Average minus the reference's, in points, seed by seed; mean ± sample standard deviation."),

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Setting
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation.evaluation import LOCAL
-from fedprompt.harness.federation.metrics import on_test_set
+from fedprompt.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
+from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.measuring.metrics import on_test_set
+from fedprompt.harness.running.suite import Setting
 
 ENTRY = ["column", "policy", "row"]  # what the seeds of one number share
 

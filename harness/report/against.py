@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.reference import published_records
 

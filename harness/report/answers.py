@@ -15,9 +15,9 @@ import pandas as pd
 from scipy import stats
 
 from fedprompt.datasets import parse_partition
-from fedprompt.harness.federation.evaluation import LOCAL
-from fedprompt.harness.federation.metrics import on_test_set, per_client
 from fedprompt.harness.federation.policy import POLICY_NAMES
+from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.measuring.metrics import on_test_set, per_client
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
 from fedprompt.harness.report.notes import with_collapse

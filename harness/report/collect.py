@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.cells.folder import failure_note, run_folder
-from fedprompt.harness.cells.suite import Planned, Suite
-from fedprompt.harness.federation.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
 from fedprompt.harness.federation.rounds import failure_state
+from fedprompt.harness.measuring.metrics import finetuned_reading, per_client, trained_reading
+from fedprompt.harness.recording.store import FoundRuns, find_runs
 from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, run_records, run_rounds
-from fedprompt.harness.tracking.store import FoundRuns, find_runs
+from fedprompt.harness.running.folder import failure_note, run_folder
+from fedprompt.harness.running.suite import Planned, Suite
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

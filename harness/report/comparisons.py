@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Setting, Suite
-from fedprompt.harness.federation.evaluation import LOCAL
-from fedprompt.harness.federation.metrics import on_test_set
+from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.measuring.metrics import on_test_set
 from fedprompt.harness.report.accuracies import by_policy, by_row, client_accuracies, unseen_accuracies
 from fedprompt.harness.report.inference import PERCENTILES, Difference, Leader, deciles, distinguishable, holm, paired
 from fedprompt.harness.report.power import Detectable, smallest_detectable
 from fedprompt.harness.report.sweeps import Sweeps, draws
+from fedprompt.harness.running.suite import Setting, Suite
 
 NO_PROMPT = "head-tune"  # the method
 COMPARED = {  # the metric, by kind

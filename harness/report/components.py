@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.core.rng import numpy_rng
 
 Array = NDArray[np.float64]
 

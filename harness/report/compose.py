@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.collect import summarise_seeds
@@ -16,6 +15,7 @@ from fedprompt.harness.report.document import Document, Grid, Note, Section
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
 from fedprompt.harness.report.sweeps import Sweeps, compare_draws
+from fedprompt.harness.running.suite import Suite
 
 if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import write_atomic
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import write_atomic
 from fedprompt.harness.report.answers import answers
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.conclusion import HEADS

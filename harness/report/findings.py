@@ -5,7 +5,6 @@ from math import isnan
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons
@@ -14,6 +13,7 @@ from fedprompt.harness.report.inference import Difference
 from fedprompt.harness.report.power import Detectable
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
 from fedprompt.harness.report.sweeps import Sweeps, sweep_sentence
+from fedprompt.harness.running.suite import Setting, Suite
 
 Sentences = Mapping[tuple[int, str], str]  # by number of the setting and policy, as it is listed
 

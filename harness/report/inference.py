@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.core.errors import unknown
+from fedprompt.core.errors import unknown
 from fedprompt.harness.report.components import (
     Array,
     Pool,

@@ -8,8 +8,8 @@ from dataclasses import Field, fields
 from typing import Any, NamedTuple
 
 from fedprompt.datasets import parse_partition
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.suite import Suite
 from fedprompt.methods import registry
 
 NAMES = {"length": "prompt length", "lr": "learning rate", "head_lr": "learning rate of the head"}

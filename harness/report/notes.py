@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedprompt.datasets import parse_partition, short_name
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.federation.policy import POLICY_NAMES, head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.comparisons import NO_PROMPT
 from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
+from fedprompt.harness.running.suite import Suite
 
 if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedprompt.harness.core.rng import numpy_rng
+from fedprompt.core.rng import numpy_rng
 from fedprompt.harness.report.components import (
     Array,
     Pool,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedprompt.datasets import parse_partition, short_name
-from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
 from fedprompt.harness.federation.protocol import reported_rounds
 from fedprompt.harness.report.accuracies import protocol_of
@@ -24,6 +23,7 @@ from fedprompt.harness.report.doubts import DOUBTS
 from fedprompt.harness.report.method_differences import MethodDifference, joined, method_differences, unprinted
 from fedprompt.harness.report.papers import PAPERS, Paper, printed_source, setting_labels
 from fedprompt.harness.report.tables import mark_notes, mean_and_spread, result_entry, row_titles, signed, slug
+from fedprompt.harness.running.suite import Setting, Suite
 
 ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
 FILES = "*_paper_results.csv"

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 
-from fedprompt.harness.federation.evaluation import LOCAL
-from fedprompt.harness.tracking.store import first_line, public
+from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.recording.store import first_line, public
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.cells.cell import Cell, cell_from_json
-from fedprompt.harness.cells.folder import LockedError, finish, is_done, open_folder, run_folder
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.cells.suite_file import suite_path
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import write_atomic
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import write_atomic
+from fedprompt.harness.running.cell import Cell, cell_from_json
+from fedprompt.harness.running.folder import LockedError, finish, is_done, open_folder, run_folder
+from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite_file import suite_path
 
 CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
 REPORT_FILES = ("cells.csv", "tables.csv", "report.md")

@@ -5,9 +5,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.files import write_atomic
-from fedprompt.harness.tracking.store import FoundRuns, find_runs
+from fedprompt.core.files import write_atomic
+from fedprompt.harness.recording.store import FoundRuns, find_runs
+from fedprompt.harness.running.suite import Suite
 
 STAMP, TEXT = ".stamp", "report.txt"  # what the report was made from; what the terminal showed
 

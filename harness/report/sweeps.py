@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.accuracies import ENTRY, by_row, swept_accuracies
 from fedprompt.harness.report.inference import Difference, paired
+from fedprompt.harness.running.suite import Suite
 
 METRIC = re.compile(r"average_samples_(\d+)")
 ONE = "1"  # draw: what the others are compared with

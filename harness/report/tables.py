@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedprompt.harness.core.text import bytes_text
-from fedprompt.harness.federation.convergence import ERRORS, THRESHOLD
+from fedprompt.core.text import bytes_text
 from fedprompt.harness.federation.policy import POLICY_NAMES
+from fedprompt.harness.measuring.convergence import ERRORS, THRESHOLD
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, DECILES, NO_PROMPT
 from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note

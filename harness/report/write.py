@@ -8,16 +8,16 @@ import pandas as pd
 from filelock import FileLock
 from rich.console import Console
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.files import write_atomic
+from fedprompt.core.errors import UserError
+from fedprompt.core.files import write_atomic
+from fedprompt.harness.recording.store import find_runs
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
-from fedprompt.harness.tracking.store import find_runs
+from fedprompt.harness.running.suite import Suite
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
 DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell

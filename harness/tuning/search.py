@@ -23,12 +23,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.suite import Planned, Suite
-from fedprompt.harness.core.errors import UserError, unknown
-from fedprompt.harness.core.fields import is_rate
+from fedprompt.core.errors import UserError, unknown
+from fedprompt.core.fields import is_rate
 from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.rounds import failure_state
+from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.suite import Planned, Suite
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import build, is_rate
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.weights import BackboneSpec, load_backbone
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import build, is_rate
 from fedprompt.methods import Method, Task, registry
 
 

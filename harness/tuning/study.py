@@ -13,8 +13,8 @@ from filelock import BaseFileLock, FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tracking.store import first_line, public
+from fedprompt.core.errors import UserError
+from fedprompt.harness.recording.store import first_line, public
 from fedprompt.harness.tuning.propose import Proposer, pattern_proposer, untried
 from fedprompt.harness.tuning.search import Point, Result, Search, point_key
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tracking.store import connect, experiment_name, first_line, public
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.core.errors import UserError
+from fedprompt.harness.recording.store import connect, experiment_name, first_line, public
+from fedprompt.harness.recording.tracker import Tracker
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.tuning.search import KEY_NAMES, Key, Point, Result, Search, cell_key, chosen_result, searches
 from fedprompt.methods import registry
 

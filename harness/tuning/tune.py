@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import CellOutcome, execute
-from fedprompt.harness.cells.folder import is_locked, run_folder
-from fedprompt.harness.cells.run import RoundProgress
-from fedprompt.harness.cells.session import finished_cells, finished_outcomes
-from fedprompt.harness.cells.site import Site
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.folder import is_locked, run_folder
+from fedprompt.harness.running.run import RoundProgress
+from fedprompt.harness.running.session import finished_cells, finished_outcomes
+from fedprompt.harness.running.site import Site
 from fedprompt.harness.tuning.search import Point, Result, Search, finalists
 from fedprompt.harness.tuning.study import Study, tuning_lock
 from fedprompt.harness.tuning.study_tracker import StudyTracker

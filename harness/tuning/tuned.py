@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.cells.suite_shape import (
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import build
+from fedprompt.core.files import write_atomic
+from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite_shape import (
     COUNT,
     ENTRIES,
     FIELDS,
@@ -25,9 +28,6 @@ from fedprompt.harness.cells.suite_shape import (
     Shape,
     check_shape,
 )
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.core.files import write_atomic
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
 from fedprompt.harness.tuning.search import (
     KEY_NAMES,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets._download import Download, fetch, unpack
-from fedprompt.harness.core.errors import UserError
 
 BODY = bytes(range(256)) * 4000
 MD5 = hashlib.md5(BODY).hexdigest()

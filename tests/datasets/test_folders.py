@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import dataset_notes, load_dataset, prepare
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._listing import Listing, MissingDataError
-from fedprompt.harness.core.errors import UserError
 
 CLASSES, DOMAINS = ("cat", "dog"), ("indoor", "outdoor")
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 KINDS = [
     "disjoint:clients=2",

@@ -13,11 +13,11 @@ import pytest
 from scipy.io import savemat
 from support.listings import check, paint
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._layouts import DOMAINNET_CLASSES, DOMAINNET_DOMAINS, PACS_DOMAINS
 from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._sources import SOURCES
-from fedprompt.harness.core.errors import UserError
 
 
 def paint_domainnet(root: Path, train: dict[str, int], unlisted: str = "airplane") -> None:

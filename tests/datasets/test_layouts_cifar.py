@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.listings import check, paint
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets._listing import MissingDataError
 from fedprompt.datasets._sources import SOURCES
-from fedprompt.harness.core.errors import UserError
 
 
 def pickled_cifar(root: Path, classes: int) -> None:

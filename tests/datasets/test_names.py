@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import dataset_names, describe_dataset, load_dataset, name_folder, short_name
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tracking.store import experiment_name
+from fedprompt.harness.recording.store import experiment_name
 
 
 @pytest.fixture

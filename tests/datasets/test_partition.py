@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 
 def partition(text: str, seed: int = 0, val_fraction: float = 0.0, **sizes: int) -> Partition:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import make_partition, parse_partition, plot_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import _prepare, load_dataset, prepare
-from fedprompt.harness.core.errors import UserError
 
 
 def noise(path: Path, seed: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import (
     Dataset,
     MissingDataError,
@@ -25,7 +26,6 @@ from fedprompt.datasets import (
 from fedprompt.datasets import _registry as registry
 from fedprompt.datasets._sources import SOURCES
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 

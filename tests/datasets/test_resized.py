@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import _resized
 from fedprompt.datasets._resized import ResizedImages
-from fedprompt.harness.core.errors import UserError
 
 ORIGINALS = np.random.default_rng(0).integers(0, 256, (40, 3, 6, 6), dtype=np.uint8)
 FullDisk = Callable[[int], AbstractContextManager[None]]

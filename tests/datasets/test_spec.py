@@ -1,7 +1,7 @@
 import pytest
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import parse_partition
-from fedprompt.harness.core.errors import UserError
 
 
 @pytest.mark.parametrize(

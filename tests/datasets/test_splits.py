@@ -5,9 +5,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import Dataset, Partition, _spec, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 seeds = st.integers(0, 2**32)
 few = settings(max_examples=40, deadline=None)

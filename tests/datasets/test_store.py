@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import _store
 from fedprompt.datasets._store import ARRAYS, is_store, new_store, open_store, write_images, write_store
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.errors import UserError
 
 FullDisk = Callable[[int], AbstractContextManager[None]]
 

@@ -16,9 +16,9 @@ from support.postgres import free_port, postgres_server
 from support.run_folders import a_cell, done_folder
 from support.tuning_bench import a_suite, only_search, recorded_trials
 
+from fedprompt.harness.recording.store import find_runs
+from fedprompt.harness.recording.tracker import sync
 from fedprompt.harness.results import read_records
-from fedprompt.harness.tracking.store import find_runs
-from fedprompt.harness.tracking.tracker import sync
 
 TESTS = Path(__file__).parents[1]
 TUNE = """

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import Task, weighted_mean
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune

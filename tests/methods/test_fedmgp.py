@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.backbones.backbone import shallow
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.rounds import Federation, FederationState
-from fedprompt.harness.model.backbone import shallow
 from fedprompt.methods import Stage, State
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods.fedmgp import KINDS, FedMGP, group_distance, slot_likeness

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, watch
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_clip, toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import State
 from fedprompt.methods._attention import attend
 from fedprompt.methods.fedmvp import FedMVP

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.methods.fedotp import FedOTP, transport
 
 PATCHES = 49

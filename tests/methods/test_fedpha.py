@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import State
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods.fedpha import FedPHA, push, subspace

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import FederationState
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State
+from fedprompt.methods import Batch, State
 from fedprompt.methods.fedsa_lora import FedSALora
 
 

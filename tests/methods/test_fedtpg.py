@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_clip, toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.clip import FrozenCLIP
 from fedprompt.methods import State, Task
 from fedprompt.methods.fedtpg import FedTPG, FedTPGParams
 

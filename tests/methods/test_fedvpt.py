@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.methods import Method
 from fedprompt.methods.fedvpt import FedVPT

@@ -3,10 +3,9 @@ import math
 import pytest
 import torch
 
+from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import registry
+from fedprompt.methods import Batch, registry
 from fedprompt.methods._headed import cross_entropy, head_init, linear, prompt_init
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.federation.policy import POLICIES
 from fedprompt.methods import Method, _registry, load_plugin
 from fedprompt.methods._registry import Registry, registry
@@ -171,7 +171,7 @@ def test_an_entry_point_is_registered(monkeypatch: pytest.MonkeyPatch, tmp_path:
     [
         ("no_such_package:Mine", "'theirs' = no_such_package:Mine failed to import"),
         ("fedprompt.methods:NoSuch", "failed to import: AttributeError"),
-        ("fedprompt.harness.core.rng:derive", "'theirs': .* is not a subclass"),
+        ("fedprompt.core.rng:derive", "'theirs': .* is not a subclass"),
     ],
 )
 def test_an_entry_point_that_cannot_be_used_is_named(value: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import timm
 import torch
 
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.core.fields import build
 from fedprompt.methods import State, Task, registry
 
 

@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State, Task
+from fedprompt.methods import Batch, State, Task
 from fedprompt.methods.pep_fedpt import PEPFedPT, PEPParams, updated
 
 ALL = (0, 1, 2, 3)

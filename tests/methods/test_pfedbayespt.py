@@ -9,11 +9,11 @@ import torch
 from support.bayes_toy import ALL, FULL, D, G, batch_of, build, loss_of, pass_of, probabilities
 from torch import Tensor
 
+from fedprompt.backbones.backbone import Prompted, insert
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt, evaluate
-from fedprompt.harness.model.backbone import Prompted, insert
+from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods._densities import Gaussian
 from fedprompt.methods._headed import linear
 from fedprompt.methods.pfedbayespt import PFedBayesPT

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedprompt.backbones.backbone import shallow
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.backbone import shallow
 from fedprompt.methods import State, Task
 from fedprompt.methods.pfeddc import PFedDC, PFedDCParams
 

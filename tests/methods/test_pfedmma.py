@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.methods import State
 from fedprompt.methods.pfedmma import PFedMMA, with_gradient_times
 from fedprompt.methods.zs_clip import ZsClip

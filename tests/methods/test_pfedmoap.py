@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.rounds import Federation, FederationState
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods import State
 from fedprompt.methods._attention import attention_init
 from fedprompt.methods.pfedmoap import EXPERTS, GATE, PFedMoAP, mix, nearest

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt, evaluate_unseen
 from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.measuring.evaluation import adapt, evaluate_unseen
 from fedprompt.methods import State
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.pfedpg import GENERATOR, LEARNED, PFedPG, clip_jointly, generate

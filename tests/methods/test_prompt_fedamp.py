@@ -5,7 +5,7 @@ import torch
 
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.evaluation import adapt
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods import State
 from fedprompt.methods.prompt_fedamp import PromptFedAMP
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import cloned, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.rounds import FederationState
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods.coop import CoOp
 from fedprompt.methods.prompt_fedper import PromptFedPer
 from fedprompt.methods.promptfl import PromptFL

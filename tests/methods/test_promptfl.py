@@ -2,8 +2,8 @@ import torch
 
 from fedprompt.harness.conformance.lab import ALL, cloned, first_rows, same_bits
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_clip, toy_federation
-from fedprompt.harness.federation.evaluation import adapt, evaluate
 from fedprompt.harness.federation.training import train
+from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods.promptfl import PromptFL
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.evaluation import evaluate
+from fedprompt.harness.measuring.evaluation import evaluate
 from fedprompt.methods import State
 from fedprompt.methods.promptfl import PromptFL
 from fedprompt.methods.promptfolio import PromptFolio

@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset, toy_federation
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Stage, State
+from fedprompt.methods import Batch, Stage, State
 from fedprompt.methods.sgpt import SGPT, blocks, key_weights, orthogonal, popularity, similarity
 
 ALL = (0, 1, 2, 3)

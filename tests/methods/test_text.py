@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_backbone, toy_clip, toy_federation
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import adapt, evaluate
 from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods import Task, registry
 from fedprompt.methods.coop import CoOp
 from fedprompt.methods.promptfl import PromptFL

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.weights import BackboneSpec, load_backbone
+from fedprompt.core.fields import build
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import CLASS_NAMES, toy_clip
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.federation import evaluation
-from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.measuring import evaluation
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.harness.planning.cost import cost, shape_federation
 from fedprompt.methods import Method, State, Task, fedotp, registry
 from fedprompt.methods.pfedmoap import PFedMoAP

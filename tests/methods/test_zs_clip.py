@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedprompt.backbones.features import frozen_features
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_clip, toy_dataset, toy_federation, toy_partition
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.federation.evaluation import evaluate
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.features import frozen_features
+from fedprompt.harness.measuring.evaluation import evaluate
 from fedprompt.methods import Task
 from fedprompt.methods.zs_clip import TemplateParams, ZsClip
 

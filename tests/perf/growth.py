@@ -22,17 +22,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import Dataset
 from fedprompt.datasets._glyph_classes import HUNDRED
 from fedprompt.datasets.glyphs import GlyphSet, render
-from fedprompt.harness.cells import cell as cell_module
-from fedprompt.harness.cells import run as run_module
-from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.journal import CHECKPOINT, RECORDS, Journal
-from fedprompt.harness.cells.run import assemble, run_cell
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.federation.evaluation import evaluate
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.measuring.evaluation import evaluate
+from fedprompt.harness.running import cell as cell_module
+from fedprompt.harness.running import run as run_module
+from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.journal import CHECKPOINT, RECORDS, Journal
+from fedprompt.harness.running.run import assemble, run_cell
+from fedprompt.harness.running.site import Site
 
 COHORT, CLASSES_EACH, MEASURED = 5, 2, 40
 MICRO = BackboneSpec("micro-vit", "micro-vit.safetensors", 32)

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedprompt.harness.core.rng import torch_rng
+from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.planning.plain_loop import forward, round_of, train_client
 from fedprompt.harness.planning.speed import federation

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedprompt.harness.model.backbone import deep
-from fedprompt.harness.model.weights import load_backbone
+from fedprompt.backbones.backbone import deep
+from fedprompt.backbones.weights import load_backbone
 from fedprompt.harness.planning.speed import MICRO, a_round, an_evaluation, federation
 
 METHODS = ("fedvpt-d", "pfedbayespt-d", "pfedbayespt-g", "pfedbayespt")

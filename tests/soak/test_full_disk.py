@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.kills import tables
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import execute
-from fedprompt.harness.cells.folder import is_done
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.executor import execute
+from fedprompt.harness.running.folder import is_done
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
 
 
 def mount(folder: Path, options: str) -> bool:

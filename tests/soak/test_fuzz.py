@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.run_folders import a_cell
 
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import make_partition, parse_partition
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.journal import CHECKPOINT, Journal
-from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli._options import split_settings
 from fedprompt.harness.conformance.toy import toy_dataset
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import FederationState, RoundLog
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.journal import CHECKPOINT, Journal
+from fedprompt.harness.running.suite_file import load_suite
 
 SUITE: dict[str, Any] = {
     "title": "A suite",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.kills import run_under_kills, tables
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
 
 VARIANTS = {
     "entries are appended": {"participation": 0.25},

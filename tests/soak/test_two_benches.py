@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedprompt.harness.cells.suite_file import load_suite
-from fedprompt.harness.tracking.store import connect
-from fedprompt.harness.tracking.tracker import default_uri
+from fedprompt.harness.recording.store import connect
+from fedprompt.harness.recording.tracker import default_uri
+from fedprompt.harness.running.suite_file import load_suite
 
 SUITE = """
 methods = ["fedvpt", "head-tune"]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State
+from fedprompt.methods import Batch, State
 from fedprompt.methods.pfedbayespt import Pass, PFedBayesPT, PFedBayesPTD, PFedBayesPTG
 
 D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT

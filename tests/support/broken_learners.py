@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedprompt.harness.model.backbone import FrozenViT, insert, shallow
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State, Task
+from fedprompt.backbones.backbone import FrozenViT, insert, shallow
+from fedprompt.methods import Batch, State, Task
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.core.rng import derive
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, Stage, State, Task, weighted_mean
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.core.rng import derive
+from fedprompt.methods import Batch, Method, Stage, State, Task, weighted_mean
 from fedprompt.methods.coop import CoOp
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.run import RoundProgress
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.run import RoundProgress
 from fedprompt.methods import load_plugin
 
 

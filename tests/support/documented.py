@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from fedprompt.backbones.weights import backbone_spec
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import build
 from fedprompt.datasets import dataset_names, parse_partition
-from fedprompt.harness.cells.suite_file import suite_names
 from fedprompt.harness.cli import build_parser
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.model.weights import backbone_spec
+from fedprompt.harness.running.suite_file import suite_names
 from fedprompt.methods import ALIASES, registry
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ import random
 import shutil
 from pathlib import Path
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import run_folder
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.folder import run_folder
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
 
 TABLES = ("records.csv", "rounds.csv", "partition.npz")
 

@@ -10,10 +10,9 @@ import matplotlib.figure
 import pandas as pd
 from rich.console import Console
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Row, Setting, Suite
-from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.policy import readings
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.recording.tracker import sync
 from fedprompt.harness.report import write_report
 from fedprompt.harness.report.collect import NUMBERS, Recorded, summarise_seeds
 from fedprompt.harness.report.comparisons import compare_rows, with_gains
@@ -21,7 +20,8 @@ from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
 from fedprompt.harness.report.sweeps import compare_draws
-from fedprompt.harness.tracking.tracker import sync
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.suite import Row, Setting, Suite
 from fedprompt.methods import registry
 from support.run_folders import BACKBONE, done_folder
 

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.folder import finish, open_folder, run_folder
-from fedprompt.harness.cells.journal import RECORDS, ROUNDS, record_rows, round_rows
-from fedprompt.harness.federation.evaluation import Record
-from fedprompt.harness.federation.metrics import records_frame, summarise
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.federation.rounds import RoundLog
-from fedprompt.harness.model.weights import BackboneSpec
-from fedprompt.harness.tracking.store import connect
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.measuring.metrics import records_frame, summarise
+from fedprompt.harness.recording.store import connect
+from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.folder import finish, open_folder, run_folder
+from fedprompt.harness.running.journal import RECORDS, ROUNDS, record_rows, round_rows
 
 TOTAL = 1000  # test images of a client
 BACKBONE = BackboneSpec("micro-vit", "random", 32)

@@ -6,8 +6,8 @@ import open_clip
 import torch
 from open_clip.model import CLIP
 
-from fedprompt.harness.model.clip import FrozenCLIP
-from fedprompt.harness.model.open_clip_towers import BytePairs, rebuild
+from fedprompt.backbones.clip import FrozenCLIP
+from fedprompt.backbones.open_clip_towers import BytePairs, rebuild
 
 VISION = {"layers": 3, "width": 64, "head_width": 16, "patch_size": 8, "image_size": 32, "mlp_ratio": 2.3}
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 48, "heads": 4, "layers": 3}

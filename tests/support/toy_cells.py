@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.rng import numpy_rng
 from fedprompt.datasets import Dataset
-from fedprompt.harness.cells import cell as cell_module
-from fedprompt.harness.cells import run as run_module
-from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.conformance.toy import toy_dataset
-from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.running import cell as cell_module
+from fedprompt.harness.running import run as run_module
+from fedprompt.harness.running.cell import Cell, make_cell
 
 MICRO = BackboneSpec("micro-vit", "random", 16)
 

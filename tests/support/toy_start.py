@@ -6,8 +6,7 @@ import torch
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State
+from fedprompt.methods import Batch, Method, State
 
 ALL = (0, 1, 2, 3)
 M = TypeVar("M", bound=Method)

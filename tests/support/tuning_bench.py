@@ -13,14 +13,14 @@ from typing import Any
 import optuna
 import pytest
 
-from fedprompt.harness.cells import executor
-from fedprompt.harness.cells import session as session_module
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import CellOutcome
-from fedprompt.harness.cells.folder import is_done, open_folder
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.cells.suite_file import parse_suite
+from fedprompt.harness.running import executor
+from fedprompt.harness.running import session as session_module
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.executor import CellOutcome
+from fedprompt.harness.running.folder import is_done, open_folder
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite_file import parse_suite
 from fedprompt.harness.tuning import tune as tune_module
 from fedprompt.harness.tuning.search import Search, searches
 from fedprompt.harness.tuning.study import Study, open_storage

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Stage, State, prompt_init, shallow
+from fedprompt.methods import Batch, Stage, State, prompt_init, shallow
 from fedprompt.methods.fedvpt import FedVPT
 
 

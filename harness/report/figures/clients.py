@@ -11,13 +11,13 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import Dataset, Partition, heat_map, make_partition, parse_partition, train_counts
-from fedprompt.harness.cells.suite import Setting, Suite
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.report.accuracies import client_accuracies, protocol_of
 from fedprompt.harness.report.figures.curves import figure_parts, main_settings, setting_name, titles_shown
 from fedprompt.harness.report.figures.style import DrawnFigure, label_y, looks, panels
 from fedprompt.harness.report.tables import slug
+from fedprompt.harness.running.suite import Setting, Suite
 
 LoadDataset = Callable[[str], Dataset]  # by name; a UserError where the data are not at hand
 NAMED = 12  # more classes or domains than this are numbered, of more clients every other one is ticked

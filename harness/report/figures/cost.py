@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.text import scaled
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.weights import load_backbone
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.weights import load_backbone
+from fedprompt.core.errors import UserError
+from fedprompt.core.text import scaled
 from fedprompt.harness.planning.cost import BEGIN, TRAIN, cost, meta_method
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset
 from fedprompt.harness.report.figures.curves import main_settings, titles_shown
 from fedprompt.harness.report.figures.style import DrawnFigure, label_y, legend, looks, panels
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.suite import Suite
 
 IMAGES = 2  # in the counted batch; the cost of one image hardly depends on it
 NOTE = "Accuracy: mean over the table's settings, then over seeds; bars: ± one sample standard deviation over seeds."

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedprompt.datasets import short_name
-from fedprompt.harness.cells.suite import Setting, Suite
 from fedprompt.harness.report.accuracies import round_accuracies
 from fedprompt.harness.report.figures.style import (
     GREY,
@@ -24,6 +23,7 @@ from fedprompt.harness.report.figures.style import (
     panels,
 )
 from fedprompt.harness.report.sweeps import draws
+from fedprompt.harness.running.suite import Setting, Suite
 
 MOST_PANELS = 6  # of one figure
 BAND = 0.13  # opacity of bands

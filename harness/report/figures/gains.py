@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.figures.curves import figure_parts, setting_name
 from fedprompt.harness.report.figures.style import COLOURS, GREY, DrawnFigure, panels
 from fedprompt.harness.report.inference import LEVEL
+from fedprompt.harness.running.suite import Suite
 
 KINDS = ("heterogeneity", "unseen", "novel", "target")
 SHAPES = ("o", "s", "D", "^")  # one per policy

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedprompt.harness.cells.suite import Row
+from fedprompt.harness.running.suite import Row
 from fedprompt.methods import registry
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; their yellow is too pale for a line on white.

@@ -6,9 +6,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedprompt.harness.cells.suite import Row
-from fedprompt.harness.core.fields import is_rate
+from fedprompt.core.fields import is_rate
 from fedprompt.harness.report.figures.style import DrawnFigure, Look, label_y, legend, looks, panels
+from fedprompt.harness.running.suite import Row
 
 ABOUT = ("method", "title", "dataset", "partition", "head", "setting", "value", "state", "chosen")
 SPACED = 8  # as many values at most are spaced evenly, whatever they are

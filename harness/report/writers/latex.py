@@ -6,7 +6,7 @@ A paper needs the packages booktabs and, for its figures, graphicx.
 import re
 from pathlib import Path
 
-from fedprompt.harness.core.files import write_atomic
+from fedprompt.core.files import write_atomic
 from fedprompt.harness.report.document import Document, Entry, Grid, Note, Section
 
 WIDTH = 104  # characters of a line in footnote size

@@ -10,14 +10,14 @@ import pytest
 from support.report_suites import row_of
 from support.run_folders import done_folder, new_store
 
-from fedprompt.harness.cells import session as session_module
-from fedprompt.harness.cells import suite as suite_module
-from fedprompt.harness.cells.cell import Cell, make_cell
-from fedprompt.harness.cells.executor import CellOutcome
-from fedprompt.harness.cells.site import Site
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import COMMANDS, build_parser, main
 from fedprompt.harness.cli import _progress as progress_module
-from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.running import session as session_module
+from fedprompt.harness.running import suite as suite_module
+from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.executor import CellOutcome
+from fedprompt.harness.running.site import Site
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -314,7 +314,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "report.md")
 
-    monkeypatch.setattr("fedprompt.harness.tracking.tracker.sync", full)
+    monkeypatch.setattr("fedprompt.harness.recording.tracker.sync", full)
     assert main(["sync"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line == "fedprompt: No space left on device: report.md; mend that, then run the command again"

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from support.run_folders import a_cell, new_store
 
-from fedprompt.harness.cells import cell as cell_module
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.site import Site
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import main
 from fedprompt.harness.cli._progress import check_inputs
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.harness.running import cell as cell_module
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.site import Site
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
 

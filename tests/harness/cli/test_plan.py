@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.harness.cells.suite_file import FOLDER
 from fedprompt.harness.cli import main
+from fedprompt.harness.running.suite_file import FOLDER
 
 
 def test_the_command_names_what_tuning_would_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

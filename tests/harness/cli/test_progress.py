@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import Progress
 from support.run_folders import a_cell, done_folder
 
-from fedprompt.harness.cells.run import RoundProgress
+from fedprompt.core.progress import progress
 from fedprompt.harness.cli._progress import CellBars
-from fedprompt.harness.core.progress import progress
+from fedprompt.harness.running.run import RoundProgress
 
 
 def test_without_a_terminal_every_cell_that_ends_is_one_line(

@@ -3,9 +3,9 @@
 import pytest
 from support.run_folders import a_cell
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.run import RoundProgress
 from fedprompt.harness.cli._remaining import Remaining
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.run import RoundProgress
 
 
 class Clock:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.run_folders import a_cell, done_folder, new_store
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import main
 from fedprompt.harness.cli import ui as module
 from fedprompt.harness.cli.ui import _links, _wait
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.tracking.tracker import Tracker
+from fedprompt.harness.recording.tracker import Tracker
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

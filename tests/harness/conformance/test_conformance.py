@@ -9,15 +9,14 @@ from support import broken_learners
 from support.broken_methods import BROKEN
 from support.unusual_methods import UNUSUAL
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance import PROPERTIES, check_method, check_property, toy
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation import evaluation
-from fedprompt.harness.federation.counts import Counts
-from fedprompt.harness.federation.evaluation import Record
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import Evaluation
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State, load_plugin, registry
+from fedprompt.harness.measuring import evaluation
+from fedprompt.harness.measuring.counts import Counts
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.methods import Batch, Method, State, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 

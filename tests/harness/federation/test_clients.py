@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.rng import torch_rng
 from fedprompt.datasets import Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
-from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData, SplitName
-from fedprompt.harness.model.batch import Batch
+from fedprompt.methods import Batch
 
 DATA = tiny_dataset(classes=3, domains=1, train=20, test=10)  # 90 images, every pixel of image i is i
 TRAIN = ([3, 14, 15, 35, 89], [2, 71], [1, 41, 42, 43, 44, 56, 60, 62])

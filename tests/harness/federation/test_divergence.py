@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.evaluation import evaluate
 from fedprompt.harness.federation.rounds import DivergedError
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State
+from fedprompt.harness.measuring.evaluation import evaluate
+from fedprompt.methods import Batch, State
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.weights import BackboneSpec, load_backbone
 from fedprompt.harness.conformance.toy import toy_dataset, toy_partition
-from fedprompt.harness.federation import evaluation as evaluation_module
 from fedprompt.harness.federation import rounds
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.weights import BackboneSpec, load_backbone
+from fedprompt.harness.measuring import evaluation as evaluation_module
 from fedprompt.harness.planning.cost import meta_method, shape_federation
 
 MICRO = BackboneSpec("micro-vit", "random", 32)

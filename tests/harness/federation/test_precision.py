@@ -4,8 +4,8 @@ import pytest
 import torch
 from support.run_folders import a_cell
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_dataset, toy_federation, toy_partition
-from fedprompt.harness.core.errors import UserError
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.precision import PRECISIONS, passes_in
 from fedprompt.methods.fedvpt import FedVPT

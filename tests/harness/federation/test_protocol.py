@@ -1,7 +1,7 @@
 import pytest
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.fields import build
+from fedprompt.core.errors import UserError
+from fedprompt.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
 
 

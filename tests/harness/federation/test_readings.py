@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.evaluation import Common, carry_out
 from fedprompt.harness.federation.schedule import evaluations_now, newcomer_evaluations
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State, registry
+from fedprompt.harness.measuring.evaluation import Common, carry_out
+from fedprompt.methods import Batch, Method, State, registry
 
 
 @pytest.mark.parametrize("name", registry().names())

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.core.fields import build
+from fedprompt.core.rng import torch_rng
 from fedprompt.datasets import Partition
 from fedprompt.harness.conformance.toy import toy_backbone_for, toy_dataset, toy_federation, toy_partition
-from fedprompt.harness.core.fields import build
-from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState, auto_stack
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, State, Task, registry
+from fedprompt.methods import Batch, Method, State, Task, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune

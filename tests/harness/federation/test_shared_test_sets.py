@@ -9,13 +9,12 @@ from torch import Tensor
 
 from fedprompt.datasets import Partition
 from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset, toy_federation
-from fedprompt.harness.federation.evaluation import Record, evaluate
-from fedprompt.harness.federation.metrics import per_round, records_frame, summarise
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import schedule
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import State, Task
+from fedprompt.harness.measuring.evaluation import Record, evaluate
+from fedprompt.harness.measuring.metrics import per_round, records_frame, summarise
+from fedprompt.methods import Batch, State, Task
 from fedprompt.methods.head_tune import HeadTune
 
 

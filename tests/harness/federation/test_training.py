@@ -5,14 +5,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedprompt.core.rng import torch_rng
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.training import clipped, stack_states, train, unstack_state
-from fedprompt.harness.model.batch import Batch
-from fedprompt.methods import Method, Stage, State
+from fedprompt.methods import Batch, Method, Stage, State
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
 

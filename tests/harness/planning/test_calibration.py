@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.planning import calibration
 from fedprompt.harness.planning.calibration import (
     Job,
@@ -18,6 +17,7 @@ from fedprompt.harness.planning.calibration import (
     prices,
     time_passes,
 )
+from fedprompt.harness.running.site import Site
 
 SPEC = BackboneSpec("micro-vit", "random", 16)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.planning import commands
 from fedprompt.harness.planning.commands import COMPLETE, Command, compare_commands
 

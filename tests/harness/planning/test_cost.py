@@ -11,15 +11,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_backbone
-from fedprompt.harness.federation import evaluation
-from fedprompt.harness.federation.evaluation import adapt
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
+from fedprompt.harness.measuring import evaluation
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.harness.planning.cost import Cost, cost, markdown, meta_backbone, meta_method, shape_federation
 from fedprompt.harness.planning.counting import counted
-from fedprompt.methods import State, registry
+from fedprompt.methods import Batch, State, registry
 from fedprompt.methods.fedvpt import FedVPT
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_backbone
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.model.backbone import FrozenViT
 from fedprompt.harness.planning.cost import meta_method, shape_federation
 from fedprompt.harness.planning.counting import FusedAttention, counted
 from fedprompt.methods import registry

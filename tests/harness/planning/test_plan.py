@@ -11,21 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedprompt.backbones import features as features_module
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.errors import UserError
+from fedprompt.core.rng import numpy_rng
+from fedprompt.core.text import duration
 from fedprompt.datasets import Dataset, make_partition, parse_partition
-from fedprompt.harness.cells import run as run_module
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.cli import main
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.core.rng import numpy_rng
-from fedprompt.harness.core.text import duration
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.model import features as features_module
-from fedprompt.harness.model.backbone import FrozenViT
-from fedprompt.harness.model.batch import Batch
-from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
@@ -33,6 +27,12 @@ from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
 from fedprompt.harness.planning.plan import CellPlan, _busy, count_flops, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells
+from fedprompt.harness.running import run as run_module
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite_file import load_suite, parse_suite
+from fedprompt.methods import Batch
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 

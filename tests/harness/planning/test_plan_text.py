@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import make_partition, parse_partition
-from fedprompt.harness.cells import run as run_module
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.run import run_cell
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite_file import load_suite, parse_suite
 from fedprompt.harness.federation.schedule import select
-from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
 from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.plan import CellPlan, plan_suite
 from fedprompt.harness.planning.tally import classes_of, tally_cells
+from fedprompt.harness.running import run as run_module
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.run import run_cell
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite_file import load_suite, parse_suite
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 

@@ -6,13 +6,13 @@ from itertools import chain
 
 import pytest
 
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import make_partition, parse_partition
-from fedprompt.harness.cells.cell import Cell, make_cell
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.schedule import schedule, shared_splits
-from fedprompt.harness.model.weights import BackboneSpec
 from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.tally import Deal, Passes, Visitor, Workload, visitor, workload
+from fedprompt.harness.running.cell import Cell, make_cell
 
 DATA = published("cifar100")
 CASES = {

@@ -6,13 +6,13 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, records_frame, results_frame
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
 from fedprompt.harness.report.accuracies import by_row, client_accuracies
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.comparisons import compare_rows
 from fedprompt.harness.report.inference import paired
 from fedprompt.harness.report.tables import signed
+from fedprompt.harness.running.suite import Suite
 
 D, FULL = "pfedbayespt-d", "pfedbayespt"
 # Round 1 does not count. Differences of the clients: 10, 20, 30 points for seed 0 and 10, 0, -10 for seed 1.

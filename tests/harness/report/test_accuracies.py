@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, records_frame
 
-from fedprompt.harness.cells.suite import Setting
 from fedprompt.harness.report.accuracies import client_accuracies, reported_records, round_accuracies
+from fedprompt.harness.running.suite import Setting
 
 RECORDS = records_frame({(0, "fedvpt", 0): [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.6, 0.7, 0.8]]})
 

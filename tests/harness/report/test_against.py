@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.report.against import Verdict, accuracies, against, compare_runs, images_of, spread
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "embedded"

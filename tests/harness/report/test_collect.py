@@ -12,12 +12,12 @@ import pytest
 from support.report_suites import a_setting, a_suite, every_kind, finetuned, report, results_frame, run_all
 from support.run_folders import done_folder
 
-from fedprompt.harness.cells.folder import note_failure, run_folder
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.federation.evaluation import Record
+from fedprompt.core.errors import UserError
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.recording.tracker import Tracker, sync
 from fedprompt.harness.report.collect import collect, short_commit, summarise_seeds
-from fedprompt.harness.tracking.tracker import Tracker, sync
+from fedprompt.harness.running.folder import note_failure, run_folder
+from fedprompt.harness.running.suite import Suite
 
 
 def test_one_row_per_cell_from_mlflow_alone(tmp_path: Path, uri: str) -> None:

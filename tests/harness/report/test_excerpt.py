@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.report.excerpt import excerpt, renew
 
 NUMBERS = {

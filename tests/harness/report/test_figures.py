@@ -22,10 +22,9 @@ from support.report_suites import (
 )
 from support.run_folders import BACKBONE
 
+from fedprompt.backbones.weights import load_backbone
+from fedprompt.core.errors import UserError
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.weights import load_backbone
 from fedprompt.harness.planning.cost import cost, meta_method
 from fedprompt.harness.report.collect import collect, summarise_seeds
 from fedprompt.harness.report.comparisons import with_gains
@@ -38,6 +37,7 @@ from fedprompt.harness.report.figures.style import DrawnFigure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.published import load_published, with_published
+from fedprompt.harness.running.suite import Suite
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 

@@ -3,7 +3,7 @@
 import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, records_frame, results_frame
 
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.report.comparisons import compare_rows
 from fedprompt.harness.report.findings import ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.notes import reading

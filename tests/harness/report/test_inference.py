@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from support.simulated_tables import CONTROL, simulated_table
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.report import components
 from fedprompt.harness.report.inference import deciles, distinguishable, holm, paired, ranking, versus_best
 

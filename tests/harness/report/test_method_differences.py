@@ -5,9 +5,9 @@ from pathlib import Path
 from support.report_suites import a_suite
 from support.run_folders import BACKBONE
 
-from fedprompt.harness.cells.cell import make_cell
-from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.report.method_differences import differences_table, method_differences
+from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.suite_file import load_suite
 
 DOCS = Path(__file__).parents[3] / "docs" / "paper-differences.md"
 

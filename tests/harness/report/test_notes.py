@@ -4,8 +4,8 @@ import pytest
 from support.report_suites import a_setting, a_suite, every_kind, results_frame
 from support.run_folders import BACKBONE
 
-from fedprompt.harness.cells.suite import Suite, Tune
 from fedprompt.harness.report.notes import LISTED, alerts, facts, provenance, reading, tuned_section
+from fedprompt.harness.running.suite import Suite, Tune
 
 TRAINED = dataclasses.replace(BACKBONE, weights="sha256:0123")
 

@@ -8,10 +8,10 @@ import pytest
 from support.report_suites import a_setting, a_suite, report, row_of
 from support.run_folders import done_folder
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.federation.evaluation import Record
-from fedprompt.harness.tracking.tracker import sync
+from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.recording.tracker import sync
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.suite import Suite
 
 CLIENTS, IMAGES = 20, 400
 POLICIES = ("local", "global", "global_then_ft")

@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, results_frame, rows
 
-from fedprompt.harness.cells.suite import Row, Setting, Suite
-from fedprompt.harness.cells.suite_file import load_suite
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Grid
@@ -23,6 +21,8 @@ from fedprompt.harness.report.published import (
     published_grids,
     with_published,
 )
+from fedprompt.harness.running.suite import Row, Setting, Suite
+from fedprompt.harness.running.suite_file import load_suite
 
 VIT = BackboneSpec("vit_base_patch16_224.orig_in21k", "hub", 224)
 

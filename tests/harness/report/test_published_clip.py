@@ -6,9 +6,7 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, numbers_frame, results_frame, rows
 
-from fedprompt.harness.cells.suite import Row, Setting, Suite
-from fedprompt.harness.cells.suite_file import load_suite
-from fedprompt.harness.model.weights import BackboneSpec
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.report.document import Grid
 from fedprompt.harness.report.papers import PAPERS
 from fedprompt.harness.report.published import (
@@ -19,6 +17,8 @@ from fedprompt.harness.report.published import (
     published_grids,
     with_published,
 )
+from fedprompt.harness.running.suite import Row, Setting, Suite
+from fedprompt.harness.running.suite_file import load_suite
 
 RN50, VIT = (BackboneSpec(f"clip:{name}-quickgelu", "openai", 224) for name in ("RN50", "ViT-B-16"))
 

@@ -6,10 +6,10 @@ import pytest
 from support.report_suites import a_setting, a_suite, every_kind, run_all
 from support.run_folders import BACKBONE, done_folder
 
-from fedprompt.harness.cells.folder import finish
-from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.recording.tracker import Tracker, sync
 from fedprompt.harness.report.collect import collect
-from fedprompt.harness.tracking.tracker import Tracker, sync
+from fedprompt.harness.running.folder import finish
+from fedprompt.harness.running.suite import Suite
 
 
 def test_one_row_per_client_and_round_with_its_place(tmp_path: Path, uri: str) -> None:

@@ -8,12 +8,12 @@ import pytest
 from support.report_suites import every_kind, report, run_all
 from support.run_folders import new_store
 
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.folder import is_done, run_folder
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.report import reference
 from fedprompt.harness.report.reference import publish, published_cells, published_records, restore
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.folder import is_done, run_folder
+from fedprompt.harness.running.suite import Suite
 
 Published = tuple[Suite, Path, Path]
 

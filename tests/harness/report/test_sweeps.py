@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, records_frame
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.sweeps import compare_draws, draws, sweep_sentence
+from fedprompt.harness.running.suite import Suite
 
 CLIENTS = [0.50, 0.60, 0.40, 0.70]
 BETTER = [level + 0.05 + 0.01 * place for place, level in enumerate(CLIENTS)]

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, every_kind, numbers_frame, records_frame, results_frame
 
-from fedprompt.harness.cells.suite import Suite
 from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Entry, Grid, Note
 from fedprompt.harness.report.tables import MOVING, result_entry, results, signed, slug, tables_of, unique, vsweep
+from fedprompt.harness.running.suite import Suite
 
 
 def number(**change: object) -> pd.Series:

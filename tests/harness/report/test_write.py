@@ -10,12 +10,12 @@ import pytest
 from support.report_suites import a_suite, every_kind, report, row_of, run_all
 from support.run_folders import done_folder
 
-from fedprompt.harness.core.errors import UserError
-from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.core.errors import UserError
+from fedprompt.harness.recording.tracker import Tracker, sync
 from fedprompt.harness.report import published
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise_suite
-from fedprompt.harness.tracking.tracker import Tracker, sync
 from fedprompt.methods import registry
 
 

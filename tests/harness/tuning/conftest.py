@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from support.tuning_bench import Bench, a_suite, tune
 
-from fedprompt.harness.cells.suite import Suite
+from fedprompt.harness.running.suite import Suite
 
 
 @pytest.fixture

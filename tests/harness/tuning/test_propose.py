@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.tuning_bench import RATES, a_suite, only_search, tune
 
-from fedprompt.harness.model.backbone import FrozenViT
+from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.tuning.propose import edge_rates, open_axes, pattern_proposer, start_points
 from fedprompt.harness.tuning.search import Point, Result, Search, best_result
 from fedprompt.methods import registry

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.tuning_bench import KEY, a_suite, only_search, tune
 
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
 from fedprompt.harness.tuning.search import Result, best_result, chosen_result, searches
 
 

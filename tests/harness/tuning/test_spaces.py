@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedprompt.harness.core.fields import is_rate
-from fedprompt.harness.model.weights import backbone_spec
+from fedprompt.backbones.weights import backbone_spec
+from fedprompt.core.fields import is_rate
 from fedprompt.harness.tuning.spaces import search_space, space_table
 from fedprompt.methods import registry
 

@@ -6,8 +6,8 @@ import optuna
 import pytest
 from support.tuning_bench import Bench, a_suite, only_search, tune
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.core.errors import UserError
+from fedprompt.core.errors import UserError
+from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.tuning.search import Result, Search
 from fedprompt.harness.tuning.study import open_storage
 

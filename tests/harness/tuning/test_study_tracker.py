@@ -8,8 +8,8 @@ import pytest
 from support.run_folders import new_store
 from support.tuning_bench import KEY, Bench, a_suite, only_search, tune
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.tracking.store import connect
+from fedprompt.harness.recording.store import connect
+from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.tuning.study_tracker import tuning_frame
 from fedprompt.harness.tuning.tuned import load_tuned, tuned_path
 

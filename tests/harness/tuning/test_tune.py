@@ -14,14 +14,14 @@ import pytest
 from support.run_folders import done_folder, new_store
 from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_trials, tune
 
-from fedprompt.harness.cells import run as cell_run
-from fedprompt.harness.cells.cell import Cell
-from fedprompt.harness.cells.executor import CellOutcome, execute
-from fedprompt.harness.cells.folder import finish, is_locked, open_folder, run_folder
-from fedprompt.harness.cells.site import Site
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.cells.suite_file import load_suite
 from fedprompt.harness.cli import main
+from fedprompt.harness.running import run as cell_run
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.folder import finish, is_locked, open_folder, run_folder
+from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.harness.tuning import tune as tune_module
 from fedprompt.harness.tuning.search import Result, best_result
 from fedprompt.harness.tuning.tuned import load_tuned, read_tuned, tuned_path, with_tuned

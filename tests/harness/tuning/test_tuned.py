@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.tuning_bench import KEY, a_suite, only_search, tune
 
-from fedprompt.harness.cells.suite import Suite
-from fedprompt.harness.cells.suite_file import load_suite
+from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import main
-from fedprompt.harness.core.errors import UserError
+from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.harness.tuning import tuned as tuned_module
 from fedprompt.harness.tuning.search import KEY_NAMES, Result, searches
 from fedprompt.harness.tuning.tuned import (
@@ -339,7 +339,7 @@ def test_untuned_leaves_the_file_alone(
         return []
 
     write(a_suite(), tmp_path)
-    monkeypatch.setattr("fedprompt.harness.cells.suite_file.load_suite", lambda *_: a_suite())
+    monkeypatch.setattr("fedprompt.harness.running.suite_file.load_suite", lambda *_: a_suite())
     monkeypatch.setattr("fedprompt.harness.cli._progress.run_and_record", note)
     monkeypatch.setattr("fedprompt.harness.report.write_report", lambda *_: None)
     assert main(["bench", "mini", "--out", str(tmp_path)]) == 0

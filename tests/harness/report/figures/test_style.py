@@ -2,8 +2,8 @@
 
 from support.report_suites import rows
 
-from fedprompt.harness.cells.suite import Row
 from fedprompt.harness.report.figures.style import distinct_colours, looks
+from fedprompt.harness.running.suite import Row
 from fedprompt.methods import registry
 
 

@@ -1,0 +1,83 @@
+"""The frozen CLIP: an image tower that is a `FrozenViT` in every respect, a text tower, and the space they share."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedprompt.backbones.backbone import Edit, FrozenViT
+from fedprompt.backbones.text import Prompts, TextTower, spoken_name
+from fedprompt.core.errors import UserError
+
+if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
+    from timm.models.vision_transformer import VisionTransformer
+
+TEMPLATE = "a photo of a {}."
+
+
+class FrozenCLIP(FrozenViT):
+    """Image and text towers that never train. To a ViT method it is the image tower."""
+
+    offers = FrozenViT.offers | {"text", "spatial tokens"}
+    projection: nn.Module
+
+    def __init__(
+        self,
+        vit: "VisionTransformer",
+        projection: nn.Linear,
+        text: TextTower,
+        logit_scale: float,
+        name: str,
+        weights: str,
+        mean: Sequence[float],
+        std: Sequence[float],
+        templates: Sequence[str] = (TEMPLATE,),
+    ) -> None:
+        super().__init__(vit, name, weights, mean, std)
+        self.projection, self.text = projection.requires_grad_(False), text.requires_grad_(False)
+        self.logit_scale = logit_scale  # what cosines are multiplied with, exp of the trained parameter
+        self.templates = tuple(templates)  # the zero-shot prompts that go with these weights
+        self.dim = int(projection.out_features)
+        self.eval()
+
+    def project(self, features: Tensor) -> Tensor:
+        """Frozen CLS features (..., width), as `cls` gives them or a cache keeps them, in the shared space (..., d)."""
+        return F.normalize(self.projection(features), dim=-1)
+
+    def image_features(self, images: Tensor, edit: Edit | None = None) -> Tensor:
+        """L2-normalised image embeddings, (n, d)."""
+        return self.project(self.cls(images, edit))
+
+    def spatial(self, images: Tensor) -> Tensor:
+        """L2-normalised embeddings of the patches, (n, M, d)."""
+        return self.project(self(images, rows=self.tokens)[:, 1:])
+
+    def class_prompts(self, class_names: Sequence[str], length: int) -> Prompts:
+        """Tokenise `X ... X name.` once; `text_features` fills in the contexts."""
+        return self.text.class_prompts(class_names, length)
+
+    def text_features(self, context: Tensor, prompts: Prompts) -> Tensor:
+        """L2-normalised embeddings of all classes for all stacked clients, contexts (K, m, d_t) to (K, C, d).
+
+        One call per step: its cost grows with clients times classes, not with images.
+        """
+        features: Tensor = self.text(prompts, context)
+        return features
+
+    @torch.no_grad()
+    def template_features(self, class_names: Sequence[str], templates: Sequence[str] | None = None) -> Tensor:
+        """L2-normalised embeddings of all classes under hand-written templates, (C, d).
+
+        Several templates are an ensemble: the mean of their normalised embeddings, normalised again.
+        """
+        templates = self.templates if templates is None else templates
+        for template in templates:
+            if "{}" not in template:
+                raise UserError(
+                    f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}."
+                )
+        names = [spoken_name(name) for name in class_names]
+        each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
+        return F.normalize(torch.stack(each).mean(0), dim=-1)
