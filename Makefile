@@ -105,7 +105,7 @@ docs: setup links  ## the documentation as a site in build/site; warnings are er
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
 
 excerpts: setup  ## tables of README and docs/results.md, anew from results/reference
-	@"$(BIN)/python" -m fedprompt.harness.report.excerpt README.md docs/results.md
+	@"$(BIN)/python" tools/excerpt.py README.md docs/results.md
 
 clean:  ## remove what make made, but no results
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from excerpt import renew
 
 from fedprompt.datasets import dataset_names
-from fedprompt.harness.report.excerpt import renew
 from fedprompt.harness.report.reference import published_cells, published_records
 from fedprompt.harness.running.code import code_digest
 from fedprompt.harness.running.run import run_cell

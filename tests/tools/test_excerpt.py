@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from excerpt import excerpt, renew
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.report.excerpt import excerpt, renew
 
 NUMBERS = {
     "kind": ["heterogeneity"] * 3 + ["unseen"],

@@ -7,7 +7,7 @@ README and docs/results.md hold such texts between two comments, of which the fi
     <!-- answers of FOLDER -->                                                the sentences of `answers`
     <!-- overview of FOLDER, FOLDER -->                                       the table of `overview`
 
-`python -m fedprompt.harness.report.excerpt FILE ...` (`make excerpts`) writes them anew.
+`python tools/excerpt.py FILE ...` (`make excerpts`) writes them anew.
 """
 
 import re
@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from answers import answers
+from overview import overview
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
-from fedprompt.harness.report.answers import answers
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.document import MISSING
 from fedprompt.harness.report.inference import LEVEL
-from fedprompt.harness.report.overview import overview
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
 ANSWERED = re.compile(r"(<!-- answers of (\S+) -->\n)(.*?)(<!-- end of the answers -->)", re.DOTALL)

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pandas as pd
+from answers import answers, client_accuracies, collapses
 
-from fedprompt.harness.report.answers import answers, client_accuracies, collapses
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ANSWERS = re.compile(r"<!-- answers of (\S+) -->\n(.*?)<!-- end of the answers -->", re.DOTALL)
 
 

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
+import answers as module
 import numpy as np
 import pandas as pd
 import pytest
-
-from fedprompt.harness.report import answers as module
-from fedprompt.harness.report.answers import answers, collapses, has_prompts
+from answers import answers, collapses, has_prompts
 
 PRINTED = {"Head-Tune": 70, "FedVPT": 72, "FedVPT-D": 74, "pFedPG": 76, "SGPT": 78, "pFedBayesPT": 80}
 ROWS = {  # row: title, accuracy; the order is the printed one

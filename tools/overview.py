@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from answers import with_gain
 
-from fedprompt.harness.report.answers import with_gain
 from fedprompt.harness.report.document import MISSING
 from fedprompt.harness.report.inference import LEVEL
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pandas as pd
-
-from fedprompt.harness.report.excerpt import renew
-from fedprompt.harness.report.overview import overview
+from excerpt import renew
+from overview import overview
 
 
 def a_run(folder: Path, **gains: list[tuple[float, float]]) -> Path:
