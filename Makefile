@@ -16,8 +16,8 @@ endif
 
 .PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs excerpts clean
 
-# Each of these has a target of its own.
-APART := --ignore=tests/perf --ignore=tests/soak
+# It has its own target.
+APART := --ignore=tests/soak
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,19 +72,19 @@ PORT ?= 5000
 ui: setup  ## MLflow in the browser, on 127.0.0.1:PORT (default 5000)
 	"$(BIN)/fedprompt" ui --port $(PORT)
 
-perf: setup  ## speed as ratios beside their aims, from one run, and micro-benchmarks
-	OMP_NUM_THREADS=1 "$(BIN)/fedprompt" perf
-	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/perf --benchmark-columns=median,iqr,rounds --benchmark-sort=name
+perf: setup  ## speed as ratios next to their aims, from one run, and micro-benchmarks
+	OMP_NUM_THREADS=1 "$(BIN)/python" benchmarks/perf.py
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest benchmarks --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 # Their pins must not reach our environment: they get their own, which sees our packages after its own.
 PEERS := build/peers
-perf-peers: setup  ## FedVPT-D beside Flower's simulation and pfl-research (installs both in build/peers)
+perf-peers: setup  ## FedVPT-D compared with Flower's simulation and pfl-research (installs both in build/peers)
 	@test -x "$(PEERS)/bin/python" || "$(BIN)/python" -m venv "$(PEERS)"
 	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check psutil 'flwr[simulation]' || echo "Flower cannot be installed here"
 	@"$(BIN)/python" -c "import site, sys; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > \
 	  "$$("$(PEERS)/bin/python" -c 'import site; print(site.getsitepackages()[0])')/zz_fedprompt.pth"
 	@"$(PEERS)/bin/python" -m pip install $(QUIET) --disable-pip-version-check pfl || echo "pfl-research cannot be installed here"
-	OMP_NUM_THREADS=1 "$(PEERS)/bin/python" tests/perf/peers.py
+	OMP_NUM_THREADS=1 "$(PEERS)/bin/python" benchmarks/peers.py
 
 lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff check .

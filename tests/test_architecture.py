@@ -76,6 +76,14 @@ def test_private_modules_are_imported_within_their_own_package_only() -> None:
     assert [(path, name) for path, owner, name in imports if owner not in path.parents] == []
 
 
+def test_no_package_imports_what_is_not_installed() -> None:
+    scripts = "|".join(path.stem for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py"))
+    wrong = re.compile(rf"^\s*(?:from|import) (?:{scripts}|support)\b", re.MULTILINE)
+    assert wrong.search("def f():\n    from excerpt import renew")
+    files = [path for top in PACKAGES for path in (ROOT / top).rglob("*.py")]
+    assert [path for path in files if wrong.search(path.read_text())] == []
+
+
 def test_the_contract_names_every_part_of_the_harness() -> None:
     layers = " ".join(PYPROJECT["importlinter"]["contracts"][0]["layers"])
     named = {name for name in layers.split() if name not in ("|", ":")}

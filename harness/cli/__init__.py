@@ -15,7 +15,6 @@ from fedprompt.harness.cli import (
     check,
     datasets,
     methods,
-    perf,
     plan,
     prepare,
     pretrain,
@@ -27,7 +26,7 @@ from fedprompt.harness.cli import (
 )
 from fedprompt.harness.cli._parser import Parser
 
-COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, ui, pretrain, perf)
+COMMANDS = (run, bench, report, tune, plan, methods, datasets, prepare, check, sync, ui, pretrain)
 EXAMPLES = """examples:
   fedprompt methods
   fedprompt run --method fedvpt --dataset glyph-domains --partition domains:m=2

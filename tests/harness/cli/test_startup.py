@@ -39,7 +39,6 @@ def start(*words: str) -> tuple[str, set[str], float]:
         (["bench", "embedded", "--seed", "2"], "Did you mean --seeds?"),
         (["--versoin"], "Did you mean --version?"),
         (["bench", "embedded", "--executor", "lcoal"], "Did you mean local?"),
-        (["perf", "--repeats", "0"], "at least 1"),
         ([], "a command is missing"),
     ],
 )

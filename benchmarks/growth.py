@@ -1,4 +1,4 @@
-"""What more clients cost: `python tests/perf/growth.py [--clients 100 1000] [--rounds 1000]`.
+"""What more clients cost: `python benchmarks/growth.py [--clients 100 1000] [--rounds 1000]`.
 
 Every client has two classes of freshly drawn glyphs, two to four images to train and two or three to test, and keeps
 its own head; five clients take part in each round. Each size is measured in a process of its own, in CPU seconds,
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,7 +49,7 @@ def crowd_dataset(clients: int) -> Dataset:
 def crowd_cell(clients: int, method: str, rounds: int, dataset: Dataset) -> Cell:
     """A cell of ``dataset``, which this process finds by name from now on."""
     run_module._dataset = lambda *_: dataset  # type: ignore[assignment]
-    cell_module.dataset_names = lambda: ["crowd"]
+    cell_module.dataset_names = lambda: ["crowd"]  # type: ignore[attr-defined]
     protocol = {
         "rounds": rounds,
         "participation": COHORT / clients,
@@ -85,7 +86,7 @@ def measure(clients: int, method: str, rounds: int) -> dict[str, float]:
         for _ in range(MEASURED):
             seconds, log = timed(lambda: federation.step(state))
             steps.append(seconds)
-            checkpoints.append(timed(lambda log=log: journal.append(state, log, ()))[0])
+            checkpoints.append(timed(partial(journal.append, state, log, ()))[0])
         evaluating, records = timed(lambda: evaluate(federation, state))
         everyone = {client: federation.personal(state, client) for client in federation.members}
         state.personal = everyone | state.personal

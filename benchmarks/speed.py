@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plain_loop import round_of
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.features import frozen_features
@@ -33,7 +34,6 @@ from fedprompt.harness.federation.schedule import evaluations_now
 from fedprompt.harness.measuring.counts import Counts
 from fedprompt.harness.measuring.evaluation import carry_out, count_correct
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
-from fedprompt.harness.planning.plain_loop import round_of
 from fedprompt.methods import State, Task, registry
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import torch
+from plain_loop import forward, round_of, train_client
 from rich.console import Console
 from rich.table import Table
+from speed import federation
 
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.planning.plain_loop import forward, round_of, train_client
-from fedprompt.harness.planning.speed import federation
 from fedprompt.methods import State
 
 CLIENTS, IMAGES, ROUNDS, TOLERANCE = 10, 32, 6, 1e-4
@@ -118,6 +118,10 @@ def pfl_research(ready: Federation, ended: Ended) -> State:
     visits: dict[int, int] = {}
 
     class Prompted(torch.nn.Module):
+        prompts: torch.Tensor
+        head_weight: torch.Tensor
+        head_bias: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             for name, tensor in ready.start().server.items():

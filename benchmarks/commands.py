@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from speed import Line
+
 from fedprompt.core.errors import UserError
 from fedprompt.core.progress import track
-from fedprompt.harness.planning.speed import Line
 
 IMPORTS = ("-c", "import torch, timm")
 FEDPROMPT = ("-m", "fedprompt.harness.cli")

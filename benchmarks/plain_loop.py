@@ -1,6 +1,6 @@
 """FedVPT-D as most people would write it: one client after the other, timm's own forward pass, torch's own optimiser.
 
-What `fedprompt perf` compares a stacked round with, and what other simulators run in `make perf-peers`.
+What `make perf` compares a stacked round with, and what other simulators run in `make perf-peers`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
+import commands
 import pytest
+from commands import COMPLETE, Command, compare_commands
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.planning import commands
-from fedprompt.harness.planning.commands import COMPLETE, Command, compare_commands
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from speed import MICRO, a_round, an_evaluation, federation
 
 from fedprompt.backbones.backbone import deep
 from fedprompt.backbones.weights import load_backbone
-from fedprompt.harness.planning.speed import MICRO, a_round, an_evaluation, federation
 
 METHODS = ("fedvpt-d", "pfedbayespt-d", "pfedbayespt-g", "pfedbayespt")
 

@@ -1,9 +1,8 @@
 """The plain loop is the same algorithm as a stacked round."""
 
 import torch
-
-from fedprompt.harness.planning.plain_loop import round_of
-from fedprompt.harness.planning.speed import Line, federation
+from plain_loop import round_of
+from speed import Line, federation
 
 
 def test_a_plain_loop_ends_where_a_stacked_round_does() -> None:
