@@ -18,23 +18,20 @@ import torch
 from plain_loop import round_of
 
 from fedprompt.backbones.backbone import FrozenViT
-from fedprompt.backbones.features import frozen_features
-from fedprompt.backbones.layer_inputs import LayerInputs
 from fedprompt.backbones.weights import BackboneSpec, load_backbone
-from fedprompt.core.fields import build
 from fedprompt.core.files import write_atomic
 from fedprompt.core.memory import keep_freed_memory
 from fedprompt.core.progress import track
 from fedprompt.core.rng import numpy_rng, torch_rng
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import evaluations_now
 from fedprompt.harness.measuring.counts import Counts
 from fedprompt.harness.measuring.evaluation import carry_out, count_correct
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
-from fedprompt.methods import State, Task, registry
+from fedprompt.methods import State, registry
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 
 Work = Callable[[], object]
@@ -72,14 +69,8 @@ def federation(
     vit, dataset = _backbone(spec), _pictures(2 * clients * images, spec.image_size)
     rows = np.arange(2 * clients * images).reshape(2, clients, images)
     partition = Partition(tuple(rows[0]), tuple(rows[1]), tuple(np.empty(0, np.int64) for _ in range(clients)))
-    cls = registry().get(method)
-    built: Any = build(cls.Params, {"length": 2, **params}, method)
-    features = frozen_features(vit, dataset) if "features" in cls.needs else None
-    inputs = LayerInputs(vit, dataset.images, cls.input_depth(built)) if "layer inputs" in cls.needs else None
-    data = ClientData(dataset, partition, cls.needs, features, layer_inputs=inputs)
-    task = Task(dataset.class_names, data.counts(CLASSES), "global")
     protocol = Protocol(rounds=1, epochs=1, batch_size=batch_size, stack=clients, head="global")
-    return Federation(cls(built, vit, task), data, protocol, seed=0)
+    return make_federation(registry().get(method), {"length": 2, **params}, vit, dataset, partition, protocol)
 
 
 @cache
@@ -112,9 +103,7 @@ def crowd(clients: int, selected: int = 5, images: int = 40, tested: int = 4) ->
     """A round of ``selected`` clients out of ``clients``, and the evaluation of all; they hold the same pictures."""
     vit, dataset = _backbone(MICRO), _pictures(images + tested, MICRO.image_size)
     train, test = ((part,) * clients for part in np.split(np.arange(images + tested), [images]))
-    data = ClientData(dataset, Partition(train, test, (np.empty(0, np.int64),) * clients), LocalPrompts.needs)
-    params: Any = build(LocalPrompts.Params, {"length": 2}, "local prompts")
-    method = LocalPrompts(params, vit, Task(dataset.class_names, data.counts(CLASSES), "local"))
+    partition = Partition(train, test, (np.empty(0, np.int64),) * clients)
     rules = Protocol(
         rounds=10**6,
         epochs=1,
@@ -125,7 +114,7 @@ def crowd(clients: int, selected: int = 5, images: int = 40, tested: int = 4) ->
         never_sampled="as_is",
         eval_every=1,
     )
-    ready, counts = Federation(method, data, rules, seed=0), Counts()
+    ready, counts = make_federation(LocalPrompts, {"length": 2}, vit, dataset, partition, rules), Counts()
     state, rounds = ready.start(), ready.schedule()
     carry_out(ready, state, evaluations_now(rules, 0, ready.members, (), rules.stack), counts)
 

@@ -12,18 +12,16 @@ from torch import nn
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.clip import TEMPLATE, FrozenCLIP
-from fedprompt.backbones.features import frozen_features
 from fedprompt.backbones.layer_inputs import LayerInputs
 from fedprompt.backbones.micro_clip import WordTokenizer, make_vocabulary
 from fedprompt.backbones.text import TextTower, spoken_name
-from fedprompt.core.fields import build
 from fedprompt.core.rng import derive, numpy_rng
 from fedprompt.datasets import Dataset, Partition
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.policy import head_owner
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.methods import Method, Task
+from fedprompt.methods import Method
 
 CLASS_NAMES = tuple("abcd")
 CLASSES, SIZE = len(CLASS_NAMES), 16
@@ -101,13 +99,14 @@ def toy_federation(
     owner = protocol.pop("head", head_owner(method.paper_policy))
     rules = dataclasses.replace(PROTOCOL, head=owner, **protocol)
     vit, dataset, split = backbone or toy_backbone_for(method), toy_dataset(), partition or toy_partition()
-    built_params: Any = build(method.Params, params or {}, method.name)
-    needs_features = "features" in method.needs
-    features = frozen_features(vit, dataset, method.feature_depth(built_params)) if needs_features else None
-    inputs = None
-    if "layer inputs" in method.needs and method.input_depth(built_params) != 0:
-        inputs = LayerInputs(vit, dataset.images, method.input_depth(built_params), TOKEN_MEMORY)
-    data = ClientData(dataset, split, method.needs, features, layer_inputs=inputs)
-    examples = torch.from_numpy(dataset.images[split.train[0]])
-    task = Task(dataset.class_names, data.counts(dataset.num_classes), owner, examples)
-    return Federation(method(built_params, vit, task), data, rules, seed)
+    return make_federation(
+        method,
+        params or {},
+        vit,
+        dataset,
+        split,
+        rules,
+        seed,
+        layer_inputs=lambda depth: LayerInputs(vit, dataset.images, depth, TOKEN_MEMORY),
+        examples=torch.from_numpy(dataset.images[split.train[0]]),
+    )

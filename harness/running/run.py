@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from fedprompt.backbones.layer_inputs import LayerInputs
 from fedprompt.backbones.weights import BackboneSpec, is_clip, load_backbone
 from fedprompt.backbones.zero_shot import require_zero_shot, zero_shot_accuracy
 from fedprompt.core.errors import UserError
-from fedprompt.core.fields import build
 from fedprompt.core.memory import keep_freed_memory
 from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition, parse_partition, resize_rows
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.measuring.counts import Counts
 from fedprompt.harness.measuring.evaluation import Record, carry_out
@@ -31,10 +29,9 @@ from fedprompt.harness.running.code import code_digest
 from fedprompt.harness.running.folder import finish, is_done, open_folder, run_folder
 from fedprompt.harness.running.journal import Journal
 from fedprompt.harness.running.site import DEFAULT_SITE, Site
-from fedprompt.methods import Method, Task, registry
+from fedprompt.methods import registry
 
 GUARDED = 256  # about how many training images the zero-shot guard looks at
-EXAMPLES = 64  # about how many training images a method may look at before any round
 
 
 @dataclass(frozen=True)
@@ -101,27 +98,20 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
     cls = registry().get(cell.method)
     if "text" in cls.needs:
         _check_zero_shot(cell.dataset, site.data_root, cell.backbone, site.weights, site.device)
-    params: Any = build(cls.Params, cell.params, f"parameters of {cell.method}")
-    features = None
-    if "features" in cls.needs:
-        features = cached_features(backbone, dataset, cls.feature_depth(params), partition.all_rows)
-    inputs = None
-    if "layer inputs" in cls.needs and cls.input_depth(params) != 0:
-        inputs = _layer_inputs(cell.dataset, cell.backbone, cls.input_depth(params), site)
-    data = ClientData(dataset, partition, cls.needs, features, site.device, inputs, site.image_memory)
-    members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
-    rows = np.sort(np.concatenate([partition.train[client] for client in members]))
-    examples = torch.from_numpy(dataset.images[rows[:: max(1, len(rows) // EXAMPLES)]])
-
-    def about(split: str) -> Method:
-        """The method for the classes that compete for images of ``split``."""
-        space = partition.label_space(split, dataset.num_classes)
-        labels = slice(space.start, space.stop)
-        counts = data.counts(dataset.num_classes)[:, labels]
-        return cls(params, backbone, Task(dataset.class_names[labels], counts, cell.protocol.head, examples))
-
-    novel = about("novel") if cls.open_vocabulary and "novel" in partition.shared else None
-    return dataset, partition, Federation(about("train"), data, cell.protocol, cell.seed, members, novel)
+    federation = make_federation(
+        cls,
+        cell.params,
+        backbone,
+        dataset,
+        partition,
+        cell.protocol,
+        cell.seed,
+        features=lambda depth: cached_features(backbone, dataset, depth, partition.all_rows),
+        layer_inputs=lambda depth: _layer_inputs(cell.dataset, cell.backbone, depth, site),
+        device=site.device,
+        image_memory=site.image_memory,
+    )
+    return dataset, partition, federation
 
 
 def data_checksum(cell: Cell, site: Site) -> str:

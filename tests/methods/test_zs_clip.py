@@ -3,15 +3,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedprompt.backbones.features import frozen_features
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_clip, toy_dataset, toy_federation, toy_partition
-from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.measuring.evaluation import evaluate
-from fedprompt.methods import Task
-from fedprompt.methods.zs_clip import TemplateParams, ZsClip
+from fedprompt.methods.zs_clip import ZsClip
 
 
 def test_seeds_do_not_matter() -> None:
@@ -36,10 +33,8 @@ def test_permuting_names_and_labels_together_changes_nothing() -> None:
     permuted = replace(data, labels=np.argsort(order)[data.labels], class_names=names)
     correct = []
     for dataset in (data, permuted):
-        clip = toy_clip()
-        clients = ClientData(dataset, toy_partition(), ZsClip.needs, frozen_features(clip, dataset))
-        method = ZsClip(TemplateParams(), clip, Task(dataset.class_names, clients.counts(4), "none"))
-        federation = Federation(method, clients, Protocol(rounds=1, head="none"), 0)
+        rules = Protocol(rounds=1, head="none")
+        federation = make_federation(ZsClip, {}, toy_clip(), dataset, toy_partition(), rules)
         correct.append([record.correct for record in evaluate(federation, federation.start())])
     assert correct[0] == correct[1]
     assert sum(correct[0]) > 0
