@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from fedprompt.core.errors import UserError, check_keys, unknown
@@ -17,7 +17,7 @@ def option(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Collection[str] | None = None,
     paper: str = "",
     grid: Sequence[Any] = (),
 ) -> Any:

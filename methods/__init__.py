@@ -17,6 +17,7 @@ from fedprompt.methods._headed import (
     revised,
 )
 from fedprompt.methods._registry import ALIASES, Registry, load_plugin, registry
+from fedprompt.methods._server_learning import LearningServer, ServerOptimiser
 from fedprompt.methods._text import TextMethod, TextParams
 
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "FrozenViT",
     "HeadParams",
     "HeadedMethod",
+    "LearningServer",
     "Method",
     "PromptParams",
     "Prompted",
     "Registry",
+    "ServerOptimiser",
     "Stage",
     "State",
     "Task",

@@ -154,8 +154,13 @@ class HeadedMethod(Method):
         head = dict.fromkeys(("head.weight", "head.bias"), lr if head_lr is None else head_lr)
         return {**dict.fromkeys(prompts, lr), **head}
 
+    def classify(self, features: Tensor, theta: State) -> Tensor:
+        """Each client's own head on its own features, (K, B, d) to (K, B, C), normalised if the protocol says so."""
+        normalised = self.task.head_input == "normalised"
+        return linear(F.layer_norm(features, features.shape[-1:]) if normalised else features, theta)
+
     def logits(self, theta: State, batch: Batch) -> Tensor:
-        return linear(batch.once(HEAD_INPUTS, lambda: self.features(theta, batch)), theta)
+        return self.classify(batch.once(HEAD_INPUTS, lambda: self.features(theta, batch)), theta)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
         return self.features(theta, batch)

@@ -27,7 +27,7 @@ from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._deep_rows import Kind, deep_rows
 from fedprompt.methods._densities import Gaussian, kl_normal, log_mean_exp, log_normal, mixture_gain
-from fedprompt.methods._headed import HeadedMethod, cross_entropy, linear
+from fedprompt.methods._headed import HeadedMethod, cross_entropy
 from fedprompt.methods._pfedbayespt_params import DeterministicParams, GaussianParams, SemiImplicitParams
 from fedprompt.methods._token_encoder import encode, mlp_floats, mlp_init, norm_init, normalised, stacked_masks
 
@@ -204,7 +204,7 @@ class PFedBayesPT(HeadedMethod):
         if self.deterministic or batch.stage == "adapt":
             mean = batch.stage == "adapt" and self.params.unseen_head_prompt == "mean"
             noise, masks = ([None], [None]) if mean else (self.noise(batch, 1), self.masks(batch, 1))
-            return cross_entropy(linear(self.forward(view, masks, noise[0]).features, theta), batch)
+            return cross_entropy(self.classify(self.forward(view, masks, noise[0]).features, theta), batch)
         J, S = self.params.importance, self.params.mixture  # noqa: N806
         noise, masks = self.noise(batch, J), self.masks(batch, J)
         further = [self.masks(batch, S)] * J if self.params.mix_shared else [self.masks(batch, S) for _ in range(J)]
@@ -219,7 +219,7 @@ class PFedBayesPT(HeadedMethod):
         else:
             gap = (log_normal(drawn.prompt, prior) - source).sum(-1)
         gain = mixture_gain(source, others, self.params.mixture_level == "per_layer")
-        logits = linear(drawn.features, view.theta)
+        logits = self.classify(drawn.features, view.theta)
         likelihood = -F.cross_entropy(logits.transpose(1, 2), view.batch.labels, reduction="none")
         return likelihood + self.beta * view.batch.pad(gap + gain)
 
@@ -252,7 +252,7 @@ class PFedBayesPT(HeadedMethod):
     def log_probabilities(self, theta: State, batch: Batch, draws: int) -> Tensor:
         """(V, K, B, C)."""
         features = batch.once(f"{draws} draws", lambda: self.drawn_features(theta, batch, draws))
-        return torch.stack([linear(drawn, theta) for drawn in features]).log_softmax(-1)
+        return torch.stack([self.classify(drawn, theta) for drawn in features]).log_softmax(-1)
 
     def drawn_features(self, theta: State, batch: Batch, draws: int) -> Tensor:
         """(V, K, B, d). Random numbers are drawn for all that a sweep needs, so that fewer draws are its first ones."""
@@ -288,7 +288,8 @@ class PFedBayesPT(HeadedMethod):
         centre = (mean.sum(1) / count.clamp(min=1)[:, None])[:, None]
         square, spread = (batch.mean(x.square().mean(-1)) for x in (mean, mean - centre))
         between = spread / square * count / (count - 1).clamp(min=1)  # a mean of few images is too close to them
-        sizes = {"ce": cross_entropy(linear(drawn.features, theta), batch), "mu": square.sqrt(), "mu_between": between}
+        fit = cross_entropy(self.classify(drawn.features, theta), batch)
+        sizes = {"ce": fit, "mu": square.sqrt(), "mu_between": between}
         return sizes | {name: batch.mean(batch.pad(value)) for name, value in per_image.items()}
 
 

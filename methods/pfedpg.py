@@ -12,12 +12,13 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import PromptParams
+from fedprompt.methods._server_learning import LearningServer, ServerOptimiser
 from fedprompt.methods.fedvpt import FedVPT
 
 MATRICES = ("query", "key", "value", "out")
 GENERATOR = ("base", *MATRICES, "shift")
 LEARNED = (*GENERATOR, "descriptors")
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's usual constants
+MOMENTUM = {"sgd": 0.0, "adam": 0.9}  # of the server's optimisers
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class GeneratorParams(PromptParams):
     gen_lr: float = option(
         0.1, "learning rate of the generator and the descriptors", low=0, paper="tuned", grid=(0.001, 0.01, 0.05, 0.1)
     )
-    gen_optimizer: str = option("sgd", "optimiser of the generator", choices=("sgd", "adam"))
+    gen_optimizer: str = option("sgd", "optimiser of the generator", choices=MOMENTUM)
     gen_weights: str = option(
         "uniform", "weights of the cohort in the generator's gradient", choices=("uniform", "protocol")
     )
@@ -64,12 +65,13 @@ def clip_jointly(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
     return [grad * scale for grad in grads]
 
 
-class PFedPG(FedVPT):
+class PFedPG(FedVPT, LearningServer):
     name = "pfedpg"
     title = "pFedPG"
     order = 30
     paper = "Yang et al., Efficient Model Personalization in FL via Client-Specific Prompt Generation (ICCV 2023)"
     Params = GeneratorParams
+    client_rows = ("descriptors",)
 
     def __init__(self, params: GeneratorParams, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)
@@ -87,9 +89,6 @@ class PFedPG(FedVPT):
         state["shift"] = torch.zeros(width)
         state["descriptors"] = 2 * torch.rand(self.task.num_clients, width, generator=rng) - 1
         state["visits"] = torch.zeros(self.task.num_clients, dtype=torch.int64)
-        if self.params.gen_optimizer == "adam":
-            state["rounds"] = torch.zeros((), dtype=torch.int64)
-            state |= {f"{name}.{m}": torch.zeros_like(state[name]) for name in LEARNED for m in ("mean", "square")}
         return state
 
     def features(self, theta: State, batch: Batch) -> Tensor:
@@ -119,35 +118,21 @@ class PFedPG(FedVPT):
         new = super().aggregate(server, head, weights, clients)
         new["visits"] = server["visits"].clone()
         new["visits"][list(clients)] += 1
-        grads = self.generator_gradient(server, uploads["delta"], weights, clients)
-        if self.params.gen_optimizer == "adam":
-            return new | self._adam({**new, "rounds": server["rounds"] + 1}, grads, clients)
-        return new | {name: server[name] - self.params.gen_lr * grad for name, grad in grads.items()}
+        return new
 
-    def generator_gradient(self, server: State, delta: Tensor, weights: Tensor, clients: Sequence[int]) -> State:
+    def server_optimiser(self) -> ServerOptimiser:
+        rates = dict.fromkeys(LEARNED, self.params.gen_lr)
+        return ServerOptimiser(self.params.gen_optimizer, rates, MOMENTUM[self.params.gen_optimizer])
+
+    def server_gradients(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
         """Gradient of sum_k w_k <P_k, delta_k> in all the server learns, clipped."""
         share = torch.full_like(weights, 1 / len(clients)) if self.params.gen_weights == "uniform" else weights
         learned = {name: server[name].detach().requires_grad_() for name in LEARNED}
         with torch.enable_grad():
             prompts = self._generate(learned, learned["descriptors"][list(clients)])
-            pull = (prompts * delta).sum((1, 2)) @ share.to(delta)
+            pull = (prompts * uploads["delta"]).sum((1, 2)) @ share.to(uploads["delta"])
         grads = torch.autograd.grad(pull, list(learned.values()))
         return dict(zip(LEARNED, clip_jointly(grads, self.params.clip), strict=True))
-
-    def _adam(self, server: State, grads: State, clients: Sequence[int]) -> State:
-        """Adam's step. Descriptors of absent clients stay as they are: their momentum would move them."""
-        new: State = {"rounds": server["rounds"]}
-        for name, grad in grads.items():
-            per_client = name == "descriptors"
-            rows = list(clients) if per_client else slice(None)
-            steps = server["visits"][rows][:, None] if per_client else server["rounds"]
-            value, mean, square = (server[key].clone() for key in (name, f"{name}.mean", f"{name}.square"))
-            mean[rows] = BETAS[0] * mean[rows] + (1 - BETAS[0]) * grad[rows]
-            square[rows] = BETAS[1] * square[rows] + (1 - BETAS[1]) * grad[rows].square()
-            size = (square[rows] / (1 - BETAS[1] ** steps)).sqrt() + EPSILON
-            value[rows] = value[rows] - self.params.gen_lr * mean[rows] / (1 - BETAS[0] ** steps) / size
-            new |= {name: value, f"{name}.mean": mean, f"{name}.square": square}
-        return new
 
     # -- a client kept out of all rounds ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.running.site import Site
     from fedprompt.harness.running.suite import Suite
 
-SET_HELP = "a parameter of the method or a field of the protocol; may be repeated"
+SET_HELP = "a parameter of the method or a field of the protocol (protocol.KEY if both have it); may be repeated"
 
 
 def add_suite(parser: Parser) -> None:
@@ -142,7 +142,10 @@ def selected_suite(args: Namespace) -> "Suite":
 
 
 def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """`KEY=VALUE` texts as (parameters, protocol): the method's if it has that parameter, else the protocol's."""
+    """`KEY=VALUE` texts as (parameters, protocol): the method's if it has that parameter, else the protocol's.
+
+    `protocol.KEY` is always the protocol's.
+    """
     from fedprompt.harness.federation.protocol import Protocol
     from fedprompt.methods import registry
 
@@ -154,9 +157,13 @@ def split_settings(method: str, settings: list[str]) -> tuple[dict[str, str], di
         key, equals, value = setting.partition("=")
         if not equals:
             raise UserError(f"--set {setting!r} is not KEY=VALUE.")
-        if key not in method_keys | protocol_keys:
+        name = key.removeprefix("protocol.")
+        if name not in protocol_keys and key not in method_keys:
             raise unknown(f"parameter of {method} or field of the protocol", key, method_keys | protocol_keys)
-        (params if key in method_keys else protocol)[key] = value
+        if key in method_keys:
+            params[key] = value
+        else:
+            protocol[name] = value
     return params, protocol
 
 

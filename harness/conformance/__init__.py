@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
+    head_input,
     logits,
     loss_falls,
     never_seen_client,
@@ -96,6 +97,7 @@ PROPERTIES = tuple(
         gradient_matches_the_loss,
         loss_falls,
         never_seen_client,
+        head_input,
         class_list,
     )
 )

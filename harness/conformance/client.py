@@ -20,11 +20,11 @@ from fedprompt.harness.conformance.lab import (
     trained_names,
     watch,
 )
-from fedprompt.harness.conformance.toy import CLASSES
+from fedprompt.harness.conformance.toy import CLASSES, toy_backbone_for, toy_federation
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring.evaluation import adapt, evaluate
-from fedprompt.methods import Method, State
+from fedprompt.methods import HeadedMethod, Method, State
 
 # In float64 an operation rounds by 1e-16 and right methods agree to about that; any leak worth the name is far above.
 DOUBLE = 1e-9
@@ -171,3 +171,23 @@ def never_seen_client(method: type[Method], params: Params) -> None:
         check_logits(federation, adapted, new, "never-seen client after adaptation")
     evaluate(federation, state, clients=new)
     same_bits(before, flat(state), "after a never-seen client adapted")
+
+
+def head_input(method: type[Method], params: Params) -> None:
+    """where the protocol normalises what a linear head reads, its scores do not depend on the features' length"""
+    if not issubclass(method, HeadedMethod):
+        return
+    scores: dict[str, list[Tensor]] = {"raw": [], "normalised": []}
+    for what, seen in scores.items():
+        for gain in (1.0, 4.0):
+            backbone = toy_backbone_for(method)
+            for parameter in backbone.vit.norm.parameters():
+                parameter.data *= gain
+            federation = toy_federation(method, params, backbone=backbone, head_input=what)
+            _, theta = federation.theta(federation.start(), ALL)
+            with torch.no_grad():
+                batch = first_rows(federation, ALL, [4] * len(ALL), "evaluate", theta)
+                seen.append(federation.method.predict(theta, batch)[batch.mask])
+    # Layer norm adds 1e-5 to a variance of about 1.
+    close({"scores": scores["normalised"][0]}, {"scores": scores["normalised"][1]}, "features four times as long", 1e-3)
+    require(not torch.equal(*scores["raw"]), "with head_input = raw, the scores do not depend on the features' length")

@@ -19,7 +19,7 @@ Params = Mapping[str, Any] | None
 ALL = tuple(range(len(TRAIN_SIZES)))  # every client of the toy
 HOOKS_WITH_STATES = (
     *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "begin_evaluation", "predict"),
-    *("download", "newcomer", "upload", "aggregate"),
+    *("download", "newcomer", "upload", "aggregate", "server_gradients"),
 )
 
 
@@ -39,6 +39,7 @@ def cloned(tensors: State) -> State:
 def flat(state: FederationState) -> State:
     """All tensors of a federation under one level of names; the tensors themselves, not copies."""
     named = {f"server {name}": tensor for name, tensor in state.server.items()}
+    named |= {f"the server's optimiser {name}": tensor for name, tensor in state.optimiser.items()}
     for kind, clients in (("personal", state.personal), ("local", state.local)):
         for client, tensors in sorted(clients.items()):
             named |= {f"{kind} {name} of client {client}": tensor for name, tensor in tensors.items()}

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,9 +86,9 @@ def server_uses_only_uploads(method: type[Method], params: Params) -> None:
     calls = _aggregations(federation)
     for _ in range(2):
         federation.step(state)
-    for round_, (server, uploads, weights, clients, result) in enumerate(calls, 1):
-        fresh = toy_federation(method, params).method
-        same_bits(result, fresh.aggregate(server, uploads, weights, clients), f"round {round_} aggregated afresh")
+    for round_, (before, uploads, weights, clients, result) in enumerate(calls, 1):
+        fresh = toy_federation(method, params)
+        same_bits(result, fresh.aggregate(before, uploads, weights, clients)[0], f"round {round_} aggregated afresh")
 
 
 def identical_uploads(method: type[Method], params: Params) -> None:
@@ -98,13 +97,13 @@ def identical_uploads(method: type[Method], params: Params) -> None:
     calls = _aggregations(federation)
     for _ in range(2):
         federation.step(state)
-    server, uploads, _, _, _ = calls[-1]
+    before, uploads, _, _, _ = calls[-1]
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 
     def aggregate(copies: int) -> State:
         same = {name: stack[:1].expand(copies, *stack.shape[1:]).clone() for name, stack in uploads.items()}
         share = weights[:copies] / weights[:copies].sum()
-        return federation.method.aggregate(cloned(server), same, share, [0] * copies)
+        return federation.aggregate(before, same, share, [0] * copies)[0]
 
     once, thrice = aggregate(1), aggregate(3)
     # Counters and other statistics that do not train may add up; everything else is a mean.
@@ -112,8 +111,8 @@ def identical_uploads(method: type[Method], params: Params) -> None:
     counted = uploads.keys() - trained
     means = [{k: v for k, v in result.items() if k not in counted} for result in (once, thrice)]
     close(means[0], means[1], "three equal uploads", SINGLE)
-    for name in uploads.keys() & server.keys() & trained:
-        old, new = server[name], uploads[name][0]
+    for name in uploads.keys() & before.server.keys() & trained:
+        old, new = before.server[name], uploads[name][0]
         slack = SINGLE * max(1.0, float(new.abs().max()) if new.numel() else 1.0)
         outside = (once[name] < torch.minimum(old, new) - slack) | (once[name] > torch.maximum(old, new) + slack)
         count = int(outside.sum())
@@ -137,16 +136,21 @@ def _trainable(federation: Federation, state: FederationState) -> State:
     return {name: tensor for name, tensor in federation.theta(state, ALL)[1].items() if name in names}
 
 
-def _aggregations(federation: Federation) -> list[tuple[State, State, Tensor, Sequence[int], State]]:
-    """Copies of the arguments and the result of every aggregation from now on."""
-    calls: list[tuple[State, State, Tensor, Sequence[int], State]] = []
-    aggregate = federation.method.aggregate
+def _aggregations(
+    federation: Federation,
+) -> list[tuple[FederationState, State, Tensor, Sequence[int], State]]:
+    """Copies of the arguments of every aggregation from now on, and of the server's next state."""
+    calls: list[tuple[FederationState, State, Tensor, Sequence[int], State]] = []
+    aggregate = federation.aggregate
 
-    def recorded(server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
-        arguments: tuple[Any, ...] = (cloned(server), cloned(uploads), weights.clone(), list(clients))
-        result = aggregate(server, uploads, weights, clients)
-        calls.append((*arguments, cloned(result)))
-        return result
+    def recorded(
+        state: FederationState, uploads: State, weights: Tensor, clients: Sequence[int]
+    ) -> tuple[State, State]:
+        before = FederationState(state.round, cloned(state.server), optimiser=cloned(state.optimiser))
+        arguments = (before, cloned(uploads), weights.clone(), list(clients))
+        server, optimiser = aggregate(state, uploads, weights, clients)
+        calls.append((*arguments, cloned(server)))
+        return server, optimiser
 
-    federation.method.aggregate = recorded  # type: ignore[method-assign]
+    federation.aggregate = recorded  # type: ignore[method-assign]
     return calls

@@ -59,7 +59,8 @@ def make_federation(
         space = partition.label_space(split, dataset.num_classes)
         labels = slice(space.start, space.stop)
         counts = data.counts(dataset.num_classes)[:, labels]
-        return method(built, backbone, Task(dataset.class_names[labels], counts, protocol.head, examples))
+        task = Task(dataset.class_names[labels], counts, protocol.head, examples, protocol.head_input)
+        return method(built, backbone, task)
 
     novel = about("novel") if method.open_vocabulary and "novel" in partition.shared else None
     return Federation(about("train"), data, protocol, seed, members, novel)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
+from fedprompt.harness.federation.optimiser import OPTIMISERS, SCHEDULES, rate_factor
 
 
 @dataclass(frozen=True)
@@ -13,8 +14,26 @@ class Protocol:
     epochs: int = option(5, "local epochs E of a visit", low=0, paper="5")
     batch_size: int = option(64, "images in a local step; the last partial batch is kept", low=1)
     participation: float = option(1.0, "share of the clients selected each round", low=0, high=1, paper="1 / 0.05")
-    momentum: float = option(0.9, "SGD momentum; its buffer lives for one visit", low=0, high=1)
-    weight_decay: float = option(1e-5, "SGD weight decay, on everything that trains", low=0)
+    optimiser: str = option("sgd", "how gradients become steps; its state lives for one visit", choices=OPTIMISERS)
+    momentum: float = option(0.9, "SGD's momentum, or Adam's first beta", low=0, high=1)
+    weight_decay: float = option(1e-5, "weight decay of everything that trains", low=0)
+    decay_biases: bool = option(True, "whether weight decay acts on biases, too: tensors named `bias` or `....bias`")
+    schedule: str = option(
+        "constant", "learning rates over the rounds; cosine falls towards zero after the last", choices=SCHEDULES
+    )
+    warmup: int = option(0, "rounds before that in which the learning rates rise linearly", low=0)
+    clip: float = option(
+        0.0,
+        "the largest norm of a client's gradient over all that trains, 0 for none; where a method has a limit of its "
+        "own, the smaller one counts",
+        low=0,
+    )
+    head_input: str = option(
+        "raw",
+        "what a linear head reads: the feature, or the feature after layer norm without parameters; methods with text "
+        "have no head and compare normalised features in any case",
+        choices=("raw", "normalised"),
+    )
     agg_weights: str = option("samples", "weights of the server's mean", choices=("samples", "uniform"))
     head: str = option(
         "paper",
@@ -64,11 +83,24 @@ class Protocol:
                 f"protocol: finetune_epochs = {self.finetune_epochs} fine-tunes a global head, but head = 'local'; "
                 "set head=global or finetune_epochs=0."
             )
+        if self.warmup >= self.rounds:
+            raise UserError(
+                f"protocol: warmup = {self.warmup} leaves none of rounds = {self.rounds} at the full learning rate; "
+                f"use at most {self.rounds - 1}."
+            )
+        if self.momentum == 1 and self.optimiser != "sgd":
+            raise UserError(
+                f"protocol: with momentum = 1, {self.optimiser} ignores every gradient; use less, such as 0.9."
+            )
 
     @property
     def evaluated_split(self) -> Literal["test", "val"]:
         """Test data, or the held-out part of the training data where there is one."""
         return "val" if self.val_fraction else "test"
+
+    def rate_factor(self, round_: int) -> float:
+        """What all learning rates are multiplied by in the round."""
+        return rate_factor(self.schedule, self.warmup, self.rounds, round_)
 
     def evaluated(self, round_: int) -> bool:
         """Rounds count from 1. The last ones are reported; the grid shows the way there."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.optimiser import learn
 from fedprompt.harness.federation.precision import passes_in, require_precision
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
@@ -25,7 +26,7 @@ from fedprompt.harness.federation.schedule import (
     shared_splits,
 )
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
-from fedprompt.methods import Method, State
+from fedprompt.methods import LearningServer, Method, State
 
 DIVERGED = "diverged in round "  # how the reason begins
 DIAGNOSED = 4  # images of each client: a round's diagnostics are means over its whole cohort
@@ -46,6 +47,7 @@ class FederationState:
     server: State
     personal: dict[int, State] = field(default_factory=dict)
     local: dict[int, State] = field(default_factory=dict)  # what each client last trained; for post_local only
+    optimiser: State = field(default_factory=dict)  # what the server's optimiser remembers; for a `LearningServer` only
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Federation:
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)
         visits = dict(sorted(visits.items()))  # sums are taken in one order, whatever order the clients trained in
-        state.server = self._aggregate(state.server, visits, round_)
+        state.server, state.optimiser = self._next_server(state, visits, round_)
         state.personal = state.personal | {client: visit.personal for client, visit in visits.items()}
         state.local = state.local | {client: visit.local for client, visit in visits.items() if visit.local}
         state.round = round_
@@ -146,7 +148,9 @@ class Federation:
     def _train(self, theta: State, clients: Sequence[int], round_: int) -> tuple[State, State]:
         """What ``clients`` hold after local training, statistics for the server included, and numbers to log."""
         stages = self.method.stages(self.protocol.epochs)
-        trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, (self.seed, round_))
+        factor = self.protocol.rate_factor(round_)
+        key = self.seed, round_
+        trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, key, factor=factor)
         require_finite({**trained, "loss": loss}, clients, round_)
         trained |= self.method.end_visit(trained, self.data.ordered(clients, "train", self.protocol.batch_size))
         return trained, {**self.diagnostics(trained, clients, round_), "loss": loss}
@@ -169,13 +173,27 @@ class Federation:
             for position, client in enumerate(clients)
         }
 
-    def _aggregate(self, server: State, visits: Mapping[int, Visit], round_: int) -> State:
+    def _next_server(self, state: FederationState, visits: Mapping[int, Visit], round_: int) -> tuple[State, State]:
+        """The server's next state, and that of its optimiser."""
         clients = list(visits)
         uploads = stack_states([visit.upload for visit in visits.values()])
-        aggregated = self.method.aggregate(server, uploads, self.weights(clients), clients)
-        if not all(bool(tensor.isfinite().all()) for tensor in aggregated.values()):
+        server, optimiser = self.aggregate(state, uploads, self.weights(clients), clients)
+        if not all(bool(tensor.isfinite().all()) for tensor in server.values()):
             raise DivergedError(round_, "server", "aggregated tensors")
-        return aggregated
+        return server, optimiser
+
+    def aggregate(
+        self, state: FederationState, uploads: State, weights: Tensor, clients: Sequence[int]
+    ) -> tuple[State, State]:
+        """What the method's server makes of stacked uploads, the step of what it learns included."""
+        method = self.method
+        server = method.aggregate(state.server, uploads, weights, clients)
+        if not isinstance(method, LearningServer):
+            return server, state.optimiser
+        gradients = method.server_gradients(state.server, uploads, weights, clients)
+        factor = self.protocol.rate_factor(state.round + 1)
+        learned, optimiser = learn(method, state.server, gradients, state.optimiser, clients, factor)
+        return {**server, **learned}, optimiser
 
     def diagnostics(self, theta: State, clients: Sequence[int], round_: int) -> State:
         """The method's own numbers on each client's first training images; consumes nothing of training."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import Purpose, torch_rng
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.optimiser import OPTIMISERS, clipped
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage, State
 
@@ -33,12 +34,13 @@ def train(
     purpose: Purpose = "batches",
     head_inputs: Sequence[Tensor] | None = None,  # of each client's training images, where only the head trains
     constants: State | None = None,  # of the visit, where they are known already
+    factor: float = 1.0,  # of all learning rates, by the protocol's schedule; what is fitted for an evaluation keeps 1
 ) -> tuple[State, Tensor]:
-    """A visit of ``clients``: SGD through the stages; returns theta and each client's mean loss over its steps.
+    """A visit of ``clients`` through the stages; returns theta and each client's mean loss over its steps.
 
     The loss of client k depends on slice k alone, so the gradient of the sum is every client's own gradient. The
-    optimiser's state lives for one stage. A client that has no batch left in an epoch is not touched: neither
-    momentum nor weight decay moves it.
+    optimiser lives for one stage. A client that has no batch left in an epoch is not touched: neither momentum nor
+    weight decay moves it.
     """
     seed, round_ = key
     orders = [torch_rng(seed, purpose, round_, client) for client in clients]
@@ -46,8 +48,14 @@ def train(
     constants = method.begin_visit(theta, round_) if constants is None else constants
     start, theta = {**theta, **constants}, dict(theta)
     losses, steps = torch.zeros(2, len(clients), device=data.device)
+    limit = min(filter(None, (protocol.clip, method.clip_norm())), default=None)
+
+    def project(name: str, step: Tensor) -> Tensor:
+        return method.project_step(name, step, start)
+
     for stage in stages:
-        momenta = {name: torch.zeros_like(theta[name]) for name in stage.rates}
+        optimiser = OPTIMISERS[protocol.optimiser](protocol.momentum, protocol.weight_decay, protocol.decay_biases)
+        rates = {name: factor * rate for name, rate in stage.rates.items()}
         for _ in range(stage.epochs if stage.rates else 0):
             for plain in data.epoch(clients, protocol.batch_size, orders, rngs, stage.name, head_inputs):
                 batch = replace(plain, start=start)
@@ -58,32 +66,13 @@ def train(
                         f"the loss of method {method.name!r} has shape {tuple(loss.shape)}, not one value per client "
                         f"({len(clients)},); return the mean over each client's own images (docs/add-a-method.md)."
                     )
-                grads: Sequence[Tensor | None] = torch.autograd.grad(
-                    loss.sum(), list(leaves.values()), allow_unused=True
-                )
+                gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
                 theta |= method.observe(theta, batch)  # before anything moves
-                grads = clipped(grads, method.clip_norm())
                 active = batch.mask.any(1)
-                for (name, rate), grad in zip(stage.rates.items(), grads, strict=True):
-                    value = leaves[name].detach()
-                    slope = protocol.weight_decay * value + (0 if grad is None else grad)
-                    momentum = protocol.momentum * momenta[name] + slope
-                    moved = value + method.project_step(name, -rate * momentum, start)
-                    theta[name], momenta[name] = _where(active, moved, value), _where(active, momentum, momenta[name])
+                grads = clipped(dict(zip(leaves, gradients, strict=True)), limit)
+                values = {name: leaf.detach() for name, leaf in leaves.items()}
+                theta |= optimiser.update(values, grads, rates, active, project)
                 losses += torch.where(active, loss.detach(), 0)
                 steps += active
         theta |= method.end_stage(stage, theta)
     return theta, losses / steps.clamp(min=1)
-
-
-def clipped(grads: Sequence[Tensor | None], limit: float | None) -> Sequence[Tensor | None]:
-    """Gradients of clients whose own norm, over all tensors together, exceeds ``limit``, shortened to it."""
-    present = [grad.flatten(1).square().sum(1) for grad in grads if grad is not None]
-    if limit is None or not present:
-        return grads
-    factor = (limit / torch.stack(present).sum(0).sqrt().clamp(min=1e-30)).clamp(max=1)
-    return [None if grad is None else grad * factor.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
-
-
-def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -45,11 +45,18 @@ class Job:
     images: dict[str, int]  # of all its runs, by kind of pass: what matters most is timed first
     step: tuple[int, int]  # clients in the largest step, and images of each
     num_clients: int = 1  # of the federation
+    recipe: dict[str, Any] = field(default_factory=dict)  # fields of the protocol by which a step costs more or less
 
     @property
     def family(self) -> str:
         """Equal for jobs that differ in the numbers of classes and clients and in learning rates alone."""
-        return json.dumps([self.method, structure(self.params), astuple(self.backbone), self.batch_size])
+        return json.dumps([self.method, structure(self.params), astuple(self.backbone), self.batch_size, self.recipe])
+
+    def build(self, device: str = "meta", clients: int = 1) -> Method:
+        """The method for the federation or, if that is more, for ``clients``."""
+        backbone, members = shape_backbone(self.backbone, device), max(clients, self.num_clients)
+        reads = self.recipe.get("head_input", "raw")
+        return meta_method(self.method, backbone, self.classes, members, head_input=reads, **self.params)
 
 
 def structure(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,8 +142,7 @@ def count_passes(job: Job) -> Cost:
 
 
 def _count_passes(job: Job) -> Cost:
-    method = meta_method(job.method, shape_backbone(job.backbone), job.classes, job.num_clients, **job.params)
-    return cost(method, 1, job.batch_size, job.images)
+    return cost(job.build(), 1, job.batch_size, job.images, **job.recipe)
 
 
 def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
@@ -148,9 +154,8 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     torch.set_num_threads(site.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    members = max(clients, job.num_clients)
-    method = meta_method(job.method, shape_backbone(job.backbone, site.device), job.classes, members, **job.params)
-    works = {k * b: _works(method, k, b) for k, b in sizes}
+    method = job.build(site.device, clients)
+    works = {k * b: _works(method, k, b, job.recipe) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
     lines: dict[str, PassTime] = {}
@@ -203,8 +208,8 @@ def measure_overhead(dataset: str) -> Overhead:
     return Overhead(max(0.0, first - cell - each), cell, each)
 
 
-def _works(method: Method, clients: int, batch: int) -> dict[str, Callable[[], object]]:
-    federation = shape_federation(method, clients, batch)
+def _works(method: Method, clients: int, batch: int, recipe: Mapping[str, Any]) -> dict[str, Callable[[], object]]:
+    federation = shape_federation(method, clients, batch, **recipe)
     state = federation.start()
     return passes(federation, state, federation.theta(state, federation.members)[1])
 

@@ -106,9 +106,12 @@ def shape_backbone(spec: BackboneSpec, device: str = "meta") -> FrozenViT:
     return load_backbone(replace(spec, weights="random"), device=device)
 
 
-def shape_federation(method: Method, clients: int, batch_size: int) -> Federation:
-    """A federation whose visits are one step per stage, on the device of the method's backbone."""
-    protocol = Protocol(epochs=1, batch_size=batch_size, stack=clients)
+def shape_federation(method: Method, clients: int, batch_size: int, **recipe: Any) -> Federation:
+    """A federation whose visits are one step per stage, on the device of the method's backbone.
+
+    ``recipe`` are fields of the protocol by which a step costs more or less.
+    """
+    protocol = Protocol(epochs=1, batch_size=batch_size, stack=clients, **recipe)
     return Federation(method, ShapeData(method, batch_size), protocol, seed=0, members=range(clients))
 
 
@@ -174,17 +177,20 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
     }
 
 
-def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collection[str] | None = None) -> Cost:
+def cost(
+    method: Method, clients: int = 1, batch_size: int = 64, kinds: Collection[str] | None = None, **recipe: Any
+) -> Cost:
     """Costs of ``method`` with ``clients`` in one stack, best with a `meta_backbone`; its task has as many or more.
 
-    What a visit is made of is always counted; of the other kinds only ``kinds``, if they are named.
+    What a visit is made of is always counted; of the other kinds only ``kinds``, if they are named. ``recipe`` is as
+    in `shape_federation`.
     """
     if "text" not in method.needs:
-        return _count(method, clients, batch_size, kinds)
+        return _count(method, clients, batch_size, kinds, recipe)
     # The part that does not grow with images: twice one image's step minus that of two. Counted twice, because texts
     # that a method computes once per run (a reference, a template) are there from the second time on.
-    _, one, two = (_count(method, clients, images, kinds) for images in (1, 1, 2))
-    spent = _count(method, clients, batch_size, kinds)
+    _, one, two = (_count(method, clients, images, kinds, recipe) for images in (1, 1, 2))
+    spent = _count(method, clients, batch_size, kinds, recipe)
     flops = {kind: (2 * one.flops[kind] - two.flops[kind]) // clients for kind in spent.flops}
     return replace(
         spent,
@@ -193,8 +199,10 @@ def cost(method: Method, clients: int = 1, batch_size: int = 64, kinds: Collecti
     )
 
 
-def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str] | None) -> Cost:
-    federation = shape_federation(method, clients, batch_size)
+def _count(
+    method: Method, clients: int, batch_size: int, kinds: Collection[str] | None, recipe: Mapping[str, Any]
+) -> Cost:
+    federation = shape_federation(method, clients, batch_size, **recipe)
     state = federation.start()
     received, theta = federation.theta(state, federation.members)
     flops, saved, trained = {}, [0], theta
@@ -216,13 +224,19 @@ def _count(method: Method, clients: int, batch_size: int, kinds: Collection[str]
 
 
 def meta_method(
-    name: str, backbone: FrozenViT, classes: Classes = 100, clients: int = 1, head: str = PAPER, **params: Any
+    name: str,
+    backbone: FrozenViT,
+    classes: Classes = 100,
+    clients: int = 1,
+    head: str = PAPER,
+    head_input: str = "raw",
+    **params: Any,
 ) -> Method:
     """A registered method on shapes: ``classes``, by number or by name, every client with an image of each."""
     cls = registry().get(name)
     owner = head_owner(registry().resolve(name)[1] or cls.paper_policy) if head == PAPER else head
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
-    task = Task(names, torch.ones(clients, len(names), dtype=torch.int64), owner)
+    task = Task(names, torch.ones(clients, len(names), dtype=torch.int64), owner, head_input=head_input)
     built: Any = build(cls.Params, params, name)
     return cls(built, backbone, task)
 

@@ -11,10 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 import torch
 
+from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.planning.calibration import (
     Job,
     Overhead,
@@ -180,15 +182,23 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
 
 def _key(cell: Cell, classes: Classes, tally: Tally) -> str:
     """Cells with equal keys have passes of equal cost; learning rates are no part of it."""
-    return json.dumps([cell.method, structure(cell.params), classes, cell.protocol.batch_size, tally.num_clients])
+    rules = cell.protocol
+    return json.dumps(
+        [cell.method, structure(cell.params), classes, rules.batch_size, tally.num_clients, _recipe(rules)]
+    )
+
+
+def _recipe(rules: Protocol) -> dict[str, Any]:
+    """The fields of the protocol by which a step costs more or less."""
+    return {"optimiser": rules.optimiser, "clip": rules.clip, "head_input": rules.head_input}
 
 
 def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     """``job`` with another of its cells."""
     clients, images = tally.step
     if job is None:
-        batch = cell.protocol.batch_size
-        job = Job(cell.method, cell.params, cell.backbone, classes, batch, {}, (1, 1), tally.num_clients)
+        batch, recipe = cell.protocol.batch_size, _recipe(cell.protocol)
+        job = Job(cell.method, cell.params, cell.backbone, classes, batch, {}, (1, 1), tally.num_clients, recipe)
     step = max(job.step, (clients, math.ceil(images / clients)), key=lambda step: step[0] * step[1])
     return replace(job, images=dict(Counter(job.images) + Counter(tally.images)), step=step)
 

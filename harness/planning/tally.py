@@ -274,7 +274,8 @@ def _visitor(
     clients: int,
     protocol: Protocol,
 ) -> Visitor:
-    method = meta_method(name, shape_backbone(spec), classes, clients, protocol.head, **dict(params))
+    backbone, reads = shape_backbone(spec), protocol.head_input
+    method = meta_method(name, backbone, classes, clients, protocol.head, reads, **dict(params))
     stack = protocol.stack or auto_stack(method, protocol.batch_size)
     return Visitor(method, protocol, stack)
 

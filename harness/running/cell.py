@@ -19,6 +19,9 @@ from fedprompt.methods import Method, registry
 
 SIZES = ("clients=", "shots=", "test_shots=", "min_size=")  # keys of a partition that labels leave out
 
+# Fields of the protocol that came after the first published runs, whose hashes stay: left out where they have defaults.
+LATER_FIELDS = ("precision", "optimiser", "decay_biases", "schedule", "warmup", "clip", "head_input")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -36,8 +39,9 @@ class Cell:
     def to_json(self) -> str:
         """Canonical text: equal cells give equal text."""
         values = dataclasses.asdict(self)
-        if self.protocol.precision == "fp32":  # what every cell had before there was a choice
-            del values["protocol"]["precision"]
+        for name in LATER_FIELDS:  # what every cell had before there was a choice
+            if values["protocol"][name] == Protocol.__dataclass_fields__[name].default:
+                del values["protocol"][name]
         return json.dumps(values, sort_keys=True, indent=1)
 
     @cached_property

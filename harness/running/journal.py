@@ -114,6 +114,7 @@ class Journal:
     def _pack(self, state: FederationState, log: RoundLog, clients: Iterable[int]) -> bytes:
         """States of clients are stacked: a name for each tensor of each client would make the header grow with them."""
         tensors = {f"server/{name}": tensor for name, tensor in state.server.items()}
+        tensors |= {f"optimiser/{name}": tensor for name, tensor in state.optimiser.items()}
         holders = {part: [c for c in clients if c in getattr(state, part)] for part in PARTS}
         for part, ids in holders.items():
             stacked = stack_states([getattr(state, part)[client] for client in ids]) if ids else {}
@@ -171,6 +172,7 @@ class Journal:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         state = self.state = self.state or FederationState(0, {})
         state.round, state.server = meta["round"], _below("server/", tensors)
+        state.optimiser = _below("optimiser/", tensors)
         for part in PARTS:
             stacked = _below(f"{part}/", tensors)
             clients = enumerate(meta["clients"][part])

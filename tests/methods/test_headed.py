@@ -48,6 +48,15 @@ def test_each_client_has_its_own_head() -> None:
         torch.testing.assert_close(logits[k], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["head-tune", "pfedbayespt-d"])
+def test_a_head_may_read_the_feature_after_layer_norm(name: str) -> None:
+    method = toy_federation(registry().get(name), head_input="normalised").method
+    theta = {"head.weight": torch.randn(3, 4, 32), "head.bias": torch.randn(3, 4)}
+    features = 7 + 50 * torch.randn(3, 5, 32)
+    expected = linear(torch.nn.LayerNorm(32, elementwise_affine=False)(features), theta)
+    torch.testing.assert_close(method.classify(features, theta), expected)  # type: ignore[attr-defined]
+
+
 def test_loss_is_the_mean_over_real_samples() -> None:
     labels = torch.tensor([[0, 1, 1], [1, 0, 0]])
     logits = torch.randn(2, 3, 2)

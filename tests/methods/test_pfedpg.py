@@ -1,10 +1,12 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.measuring.evaluation import adapt, evaluate_unseen
 from fedprompt.methods import State
 from fedprompt.methods.fedvpt import FedVPT
@@ -18,6 +20,13 @@ def toy(**params: object) -> tuple[Federation, PFedPG, State]:
     method = federation.method
     assert isinstance(method, PFedPG)
     return federation, method, federation.start().server
+
+
+def next_server(federation: Federation, state: FederationState, delta: Tensor, clients: Sequence[int]) -> None:
+    """A round of the server alone."""
+    weights = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+    state.server, state.optimiser = federation.aggregate(state, {"delta": delta}, weights, clients)
+    state.round += 1
 
 
 def delta_of(seed: int = 0) -> Tensor:
@@ -69,24 +78,23 @@ def test_the_upload_points_back_to_the_start() -> None:
 
 def test_no_delta_no_gradient() -> None:
     _, method, server = toy()
-    grads = method.generator_gradient(server, torch.zeros(2, 10, 32), UNIFORM, [0, 2])
+    grads = method.server_gradients(server, {"delta": torch.zeros(2, 10, 32)}, UNIFORM, [0, 2])
     assert grads.keys() == set(LEARNED)
     assert all(not grad.any() for grad in grads.values())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_rounds_on_a_quadratic_come_nearer_to_the_targets(optimizer: str) -> None:
-    _, method, server = toy(gen_optimizer=optimizer, gen_lr=0.01)
-    target = delta_of()
+    federation, method, _ = toy(gen_optimizer=optimizer, gen_lr=0.01)
+    state, target = federation.start(), delta_of()
 
-    def distance() -> float:
-        return float((method.download(server, [0, 2])["prompt"] - target).norm())
+    def away() -> Tensor:
+        return method.download(state.server, [0, 2])["prompt"] - target
 
-    before = distance()
+    before = away().norm()
     for _ in range(10):  # a client that goes a tenth of the way to its target sends a tenth of the way back
-        delta = 0.1 * (method.download(server, [0, 2])["prompt"] - target)
-        server = method.aggregate(server, {"delta": delta}, UNIFORM, [0, 2])
-    assert distance() < before - 0.01
+        next_server(federation, state, 0.1 * away(), [0, 2])
+    assert away().norm() < before - 0.01
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -101,17 +109,33 @@ def test_descriptors_of_absent_clients_stay(optimizer: str) -> None:
 
 
 def test_first_adam_step_has_the_length_of_the_learning_rate() -> None:
-    _, method, server = toy(gen_optimizer="adam", gen_lr=0.01)
-    server = method.aggregate(server, {"delta": delta_of()}, UNIFORM, [0, 2])
-    new = method.aggregate(server, {"delta": delta_of(1)}, UNIFORM, [1, 2])
-    moved = (new["descriptors"] - server["descriptors"])[1]  # the second round, but client 1's first
+    federation, _, _ = toy(gen_optimizer="adam", gen_lr=0.01)
+    state = federation.start()
+    next_server(federation, state, delta_of(), [0, 2])
+    before = state.server["descriptors"][1]
+    next_server(federation, state, delta_of(1), [1, 2])
+    moved = state.server["descriptors"][1] - before  # the second round, but client 1's first
     torch.testing.assert_close(moved.abs().median(), torch.tensor(0.01), atol=1e-4, rtol=0)
+
+
+def test_what_the_server_learns_follows_the_schedule() -> None:
+    """In the second of two rounds, cosine halves the step."""
+    moved = {}
+    for schedule in ("constant", "cosine"):
+        federation = toy_federation(PFedPG, {"gen_lr": 0.01}, rounds=2, schedule=schedule)
+        state = federation.start()
+        state.round = 1
+        before = state.server["base"]
+        next_server(federation, state, delta_of(), [0, 2])
+        moved[schedule] = state.server["base"] - before
+    torch.testing.assert_close(moved["cosine"], moved["constant"] / 2, atol=1e-8, rtol=1e-4)
+    assert moved["constant"].any()
 
 
 def test_gradient_is_the_vector_jacobian_product() -> None:
     _, method, server = toy(heads=2)
     delta = delta_of()
-    grads = method.generator_gradient(server, delta, UNIFORM, [0, 2])
+    grads = method.server_gradients(server, {"delta": delta}, UNIFORM, [0, 2])
     for name in LEARNED:
 
         def prompts(value: Tensor, name: str = name) -> Tensor:
@@ -128,7 +152,7 @@ def test_weights_of_the_cohort() -> None:
     delta = torch.stack([torch.ones(10, 32), torch.zeros(10, 32)])
     for rule, row in (("uniform", 0.5 * 10), ("protocol", 0.25 * 10)):
         _, method, server = toy(gen_weights=rule)
-        shift = method.generator_gradient(server, delta, weights, [0, 2])["shift"]
+        shift = method.server_gradients(server, {"delta": delta}, weights, [0, 2])["shift"]
         torch.testing.assert_close(shift, torch.full((32,), row))
 
 
@@ -198,14 +222,16 @@ def test_heads_must_divide_the_width() -> None:
 
 
 def test_an_exchange_moves_the_descriptor_as_a_round_would() -> None:
-    _, method, server = toy(unseen_mode="server_loop")
+    federation, method, _ = toy(unseen_mode="server_loop")
+    state = federation.start()
+    server = state.server
     server["visits"][0] = 1  # so that a newcomer begins with the descriptor of client 0
     theta, delta = method.newcomer(server, [3]), delta_of()[:1]
     torch.testing.assert_close(theta["prompt"], method.download(server, [0])["prompt"])
     answer = method.end_stage(method.newcomer_stages(1)[0], {**theta, "prompt": theta["prompt"] - delta})
-    new = method.aggregate(server, {"delta": delta}, torch.ones(1), [0])
-    torch.testing.assert_close(answer["descriptor"][0], new["descriptors"][0])
-    assert not torch.equal(new["descriptors"][0], server["descriptors"][0])
+    next_server(federation, state, delta, [0])
+    torch.testing.assert_close(answer["descriptor"][0], state.server["descriptors"][0])
+    assert not torch.equal(state.server["descriptors"][0], server["descriptors"][0])
 
 
 def test_a_newcomer_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:

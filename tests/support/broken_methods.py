@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.rng import derive
-from fedprompt.methods import Batch, Method, Stage, State, Task, weighted_mean
+from fedprompt.methods import Batch, Method, Stage, State, Task, linear, weighted_mean
 from fedprompt.methods.coop import CoOp
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -278,6 +278,14 @@ class LearnsFromTheTest(HeadTune):
         features = self.features(theta, batch)
         self.mean = 0.9 * self.mean + 0.1 * features.mean((0, 1))
         return torch.baddbmm(theta["head.bias"][:, None], features - self.mean, theta["head.weight"].mT)
+
+
+@caught_by("head input")
+class HeadOfItsOwn(FedVPT):
+    """Multiplies by its head itself, whatever the protocol says that a head reads."""
+
+    def logits(self, theta: State, batch: Batch) -> Tensor:
+        return linear(self.features(theta, batch), theta)
 
 
 # -- classes that nobody trained on -----------------------------------------------------------------------------------

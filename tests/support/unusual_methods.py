@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.methods import Batch, Stage, State, prompt_init, shallow
+from fedprompt.methods import Batch, LearningServer, ServerOptimiser, Stage, State, prompt_init, shallow
 from fedprompt.methods.fedvpt import FedVPT
 
 
@@ -14,8 +14,10 @@ def _head(tensors: State) -> State:
     return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
 
 
-class Generator(FedVPT):
+class Generator(FedVPT, LearningServer):
     """The server keeps a generator and one descriptor per client; what it sends is generated for each client."""
+
+    client_rows = ("descriptors",)
 
     def init_server(self, rng: torch.Generator) -> State:
         width, shared = self.backbone.width, super().init_server(rng)
@@ -36,12 +38,16 @@ class Generator(FedVPT):
         return {"step": received["prompt"] - theta["prompt"], **{name: theta[name] for name in _head(received)}}
 
     def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
-        new = super().aggregate(server, _head(uploads), weights, clients)
+        return super().aggregate(server, _head(uploads), weights, clients)
+
+    def server_optimiser(self) -> ServerOptimiser:
+        return ServerOptimiser("sgd", dict.fromkeys(("base", "map", "descriptors"), 0.1))
+
+    def server_gradients(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
         leaves = {name: server[name].clone().requires_grad_() for name in ("base", "map", "descriptors")}
         with torch.enable_grad():
             pull = (self._generate(leaves, clients) * uploads["step"]).sum((1, 2)) @ weights.to(uploads["step"])
-        grads = torch.autograd.grad(pull, list(leaves.values()))
-        return new | {name: server[name] - 0.1 * grad for name, grad in zip(leaves, grads, strict=True)}
+        return dict(zip(leaves, torch.autograd.grad(pull, list(leaves.values())), strict=True))
 
 
 class Groups(FedVPT):

@@ -19,6 +19,7 @@ from fedprompt.harness.measuring.evaluation import Record
 from fedprompt.methods import Batch, Method, State, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
+from fedprompt.methods.pfedpg import PFedPG
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 
@@ -74,6 +75,10 @@ def test_methods_of_unusual_build_conform(method: type[Method]) -> None:
 )
 def test_other_parameters_conform(params: dict[str, object]) -> None:
     assert failures(FedVPT, params) == {}
+
+
+def test_moments_of_a_server_survive_an_interruption_and_move_it_on_their_own() -> None:
+    assert failures(PFedPG, {"gen_optimizer": "adam"}).keys() == {"zero epochs"}
 
 
 @pytest.mark.parametrize(("method", "name"), BROKEN, ids=[f"{method.__name__}-{name}" for method, name in BROKEN])

@@ -27,6 +27,8 @@ def test_the_published_settings_are_the_defaults() -> None:
     protocol = Protocol()
     assert (protocol.rounds, protocol.epochs, protocol.last) == (100, 5, 10)
     assert (protocol.momentum, protocol.weight_decay, protocol.batch_size) == (0.9, 1e-5, 64)
+    assert (protocol.optimiser, protocol.schedule, protocol.warmup, protocol.clip) == ("sgd", "constant", 0, 0)
+    assert (protocol.decay_biases, protocol.head_input) == (True, "raw")
     assert (protocol.agg_weights, protocol.never_sampled, protocol.eval_point) == ("samples", "finetune", "post_agg")
     assert protocol.mask_local_classes is False
 
@@ -41,6 +43,11 @@ def test_the_published_settings_are_the_defaults() -> None:
         {"participation": -0.1},
         {"momentum": 2},
         {"weight_decay": "inf"},
+        {"optimiser": "lion"},
+        {"schedule": "step"},
+        {"warmup": -1},
+        {"clip": -0.1},
+        {"head_input": "scaled"},
         {"agg_weights": "median"},
         {"never_sampled": "ignore"},
         {"eval_point": "before"},

@@ -10,7 +10,8 @@ from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
-from fedprompt.harness.federation.training import clipped, stack_states, train, unstack_state
+from fedprompt.harness.federation.training import stack_states, train, unstack_state
+from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods import Batch, Method, Stage, State
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
@@ -176,20 +177,40 @@ def test_the_start_of_a_visit_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -
     assert all(torch.equal(value, start["head.weight"]) for value in seen)
 
 
-def test_gradients_are_clipped_by_the_norm_of_each_client() -> None:
-    weight, bias = torch.tensor([[[3.0], [0.0]], [[0.3], [0.0]]]), torch.tensor([[4.0], [0.4]])  # norms 5 and 0.5
-    short = clipped([weight, None, bias], 1.0)
-    assert short[1] is None
-    torch.testing.assert_close(short[0], torch.tensor([[[0.6], [0.0]], [[0.3], [0.0]]]))
-    torch.testing.assert_close(short[2], torch.tensor([[0.8], [0.4]]))
-    assert clipped([weight, bias], None)[0] is weight
+@pytest.mark.parametrize(
+    ("own", "protocol", "counts"), [(1e-3, 0.0, 1e-3), (None, 1e-3, 1e-3), (1e-3, 1e-2, 1e-3), (1e-2, 1e-3, 1e-3)]
+)
+def test_the_smaller_limit_of_the_gradient_counts(own: float | None, protocol: float, counts: float) -> None:
+    class Limited(HeadTune):
+        def clip_norm(self) -> float | None:
+            return own
 
-
-def test_a_method_may_limit_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = toy_federation(HeadTune)
+    federation = toy_federation(Limited)
     _, start = federation.theta(federation.start(), [3, 1])
-    monkeypatch.setattr(federation.method, "clip_norm", lambda: 1e-3)
-    plain = dataclasses.replace(STRONG, weight_decay=0.0)
-    theta, _ = visit(federation, [3, 1], [Stage("train", HEAD, 1)], plain, start)  # one step for both
+    rules = dataclasses.replace(STRONG, weight_decay=0.0, clip=protocol)
+    theta, _ = visit(federation, [3, 1], [Stage("train", HEAD, 1)], rules, start)  # one step for both
     moved = torch.cat([(theta[name] - start[name]).flatten(1) for name in HEAD], dim=1).norm(dim=1)
-    torch.testing.assert_close(moved, torch.full((2,), 0.5 * 1e-3), atol=1e-7, rtol=1e-3)
+    torch.testing.assert_close(moved, torch.full((2,), 0.5 * counts), atol=1e-7, rtol=1e-3)
+
+
+def test_rates_of_rounds_follow_the_schedule_and_those_of_adaptations_do_not() -> None:
+    """In the second of two rounds cosine halves the rates; the head that is fitted for an evaluation keeps its own."""
+    trained, adapted = {}, {}
+    for schedule in ("constant", "cosine"):
+        federation = toy_federation(HeadTune, rounds=2, schedule=schedule, epochs=1, batch_size=32, weight_decay=0)
+        state = federation.start()
+        state.round = 1
+        before = state.server["head.weight"]
+        adapted[schedule] = adapt(federation, state, [0, 1], 3)["head.weight"]
+        federation.step(state)
+        trained[schedule] = state.server["head.weight"] - before
+    assert torch.equal(adapted["constant"], adapted["cosine"])
+    torch.testing.assert_close(trained["cosine"], trained["constant"] / 2, atol=1e-7, rtol=1e-4)
+
+
+def test_fine_tuned_readings_differ_from_the_global_one_when_the_schedule_is_over() -> None:
+    federation = toy_federation(HeadTune, rounds=50, schedule="cosine", finetune_epochs=2)
+    state = federation.start()
+    state.round = 50
+    tuned = adapt(federation, state, [0], 2)["head.weight"][0]
+    assert (tuned - state.server["head.weight"]).abs().max() > 1e-3

@@ -1,6 +1,7 @@
 """How speed is read off: on a clock that only passes move."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,22 @@ def job(step: tuple[int, int] = (3, 16)) -> Job:
     return Job("fedvpt", {"length": 2}, SPEC, classes=4, batch_size=16, images=images, step=step)
 
 
+def test_recipes_are_counted_and_timed_apart() -> None:
+    """A step of another optimiser costs more; what a normalised head reads is kept for the backward pass."""
+    plain, normalised = job(), replace(job(), recipe={"optimiser": "adamw", "clip": 1.0, "head_input": "normalised"})
+    assert plain.family != normalised.family
+    assert count_passes(plain).flops == count_passes(normalised).flops
+    assert count_passes(plain).saved_bytes < count_passes(normalised).saved_bytes
+    assert normalised.build().task.head_input == "normalised"
+    assert time_passes(normalised, count_passes(normalised), Site(), 0.1).keys() == normalised.images.keys()
+
+
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Training takes a second and 0.1 an image, evaluation 0.05 an image; the passes made are listed."""
     clock, made = SimpleNamespace(now=0.0), list[tuple[str, int]]()
 
-    def works(_: Any, clients: int, batch: int) -> dict[str, Callable[[], None]]:
+    def works(_: Any, clients: int, batch: int, __: Any) -> dict[str, Callable[[], None]]:
         def go(kind: str, step: float, image: float) -> None:
             made.append((kind, clients * batch))
             clock.now += step + image * clients * batch

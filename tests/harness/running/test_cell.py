@@ -1,6 +1,7 @@
 """Cells: complete, checked, and named by what they say."""
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.errors import UserError
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.running.cell import Cell, cell_from_json, make_cell
+from fedprompt.harness.running.cell import LATER_FIELDS, Cell, cell_from_json, make_cell
 
 MICRO = BackboneSpec("micro-vit", "random", 32)
 
@@ -78,6 +79,31 @@ def test_any_change_changes_the_hash(rounds: int, participation: float, seed: in
     ]
     assert len({cell.hash, *(other.hash for other in changed)}) == 5
     assert cell_from_json(cell.to_json()).hash == cell.hash
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"optimiser": "adamw"},
+        {"decay_biases": False},
+        {"schedule": "cosine"},
+        {"warmup": 2},
+        {"clip": 1.0},
+        {"head_input": "normalised"},
+    ],
+    ids=str,
+)
+def test_a_recipe_is_part_of_the_hash(recipe: dict[str, object]) -> None:
+    cell = glyph_cell(protocol=recipe)
+    assert cell.hash != glyph_cell().hash
+    assert cell_from_json(cell.to_json()) == cell
+
+
+def test_the_default_recipe_leaves_the_names_of_earlier_cells_as_they_are() -> None:
+    """Published cells were written before these fields were there."""
+    written = json.loads(glyph_cell().to_json())["protocol"]
+    assert written.keys() & set(LATER_FIELDS) == set()
+    assert set(LATER_FIELDS) < {field.name for field in dataclasses.fields(Protocol)}
 
 
 def test_phase_follows_the_evaluated_data() -> None:

@@ -35,6 +35,7 @@ def play(journal: Journal, cohort: tuple[int, ...]) -> FederationState:
     round_ = before.round + 1
     heads = {client: {"head": torch.full((16,), round_ + client / 8)} for client in cohort}
     state = FederationState(round_, {"prompt": torch.full((3,), float(round_))}, before.personal | heads)
+    state.optimiser = {"prompt.mean": torch.full((1, 3), -float(round_))}
     records = [Record(round_, client, "photo", client, 100, True) for client in cohort]
     journal.append(state, RoundLog(round_, cohort, 1 / round_, 6, 6, 24, 24, {"kl": 0.1 * round_}), records)
     return state
@@ -45,6 +46,7 @@ def same(first: FederationState, second: FederationState | None) -> bool:
     return (
         (first.round, list(first.personal)) == (second.round, list(second.personal))
         and all(torch.equal(tensor, second.server[name]) for name, tensor in first.server.items())
+        and all(torch.equal(tensor, second.optimiser[name]) for name, tensor in first.optimiser.items())
         and all(torch.equal(own["head"], second.personal[client]["head"]) for client, own in first.personal.items())
     )
 
