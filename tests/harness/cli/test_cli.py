@@ -10,9 +10,11 @@ import pytest
 from support.report_suites import row_of
 from support.run_folders import done_folder, new_store
 
+from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import COMMANDS, build_parser, main
 from fedprompt.harness.cli import _progress as progress_module
+from fedprompt.harness.cli._options import split_settings
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running import suite as suite_module
 from fedprompt.harness.running.cell import Cell, make_cell
@@ -60,6 +62,8 @@ BAD_INPUT = {
     "unknown suite": (["bench", "smokee"], "'smoke'"),
     "unknown option": ([*RUN, "--sed", "1"], "--seed"),
     "a suite file that is not there": (["bench", "mine.toml"], "there is no suite file 'mine.toml'"),
+    "a field that the protocol lacks": ([*RUN, "--set", "protocol.lr=0.1"], "'protocol.lr'"),
+    "more warm-up than rounds": ([*RUN, "--set", "rounds=2", "--set", "warmup=2"], "use at most 1"),
     "another name of lr": ([*RUN, "--set", "learning_rate=0.1"], "Did you mean 'lr'?"),
     "a model that is no plain ViT": ([*RUN, "--backbone", "resnet18"], "vit_tiny_patch16_224"),
     "unknown command": (["benhc"], "bench"),
@@ -184,6 +188,24 @@ def test_what_is_typed_reaches_the_cell(tmp_path: Path, monkeypatch: pytest.Monk
     assert (cell.method, cell.dataset, cell.seed) == ("fedvpt", "glyph-domains", 7)
     assert (cell.params["lr"], cell.params["length"]) == (0.25, 4)
     assert (cell.protocol.rounds, cell.protocol.epochs, cell.protocol.head) == (3, 2, "global")
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "protocol"),
+    [
+        (["clip=2"], 2.0, 0.0),  # of the generator's gradient
+        (["protocol.clip=2"], 50.0, 2.0),
+        (["protocol.clip=2", "clip=3", "warmup=1"], 3.0, 2.0),
+    ],
+)
+def test_a_name_that_the_method_has_too_can_mean_the_protocols(
+    settings: list[str], own: float, protocol: float
+) -> None:
+    params, rules = split_settings("pfedpg", settings)
+    cell = make_cell(
+        "pfedpg", "glyph-domains", "domains:m=1", BackboneSpec("micro-vit", "random", 32), 0, params, rules
+    )
+    assert (cell.params["clip"], cell.protocol.clip) == (own, protocol)
 
 
 def test_a_second_run_says_that_it_is_finished(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,6 +146,7 @@ def test_pfedbayespt_on_domainnet_with_all_domains_a_client() -> None:
 MICRO = BackboneSpec("micro-vit", "random", 16)
 DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
+RECIPE = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "clip": 1.0, "head_input": "normalised"}
 RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "one client per round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
     "strangers are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
@@ -161,6 +162,12 @@ RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "exchanges": ("pfedpg", {"unseen_mode": "server_loop"}, f"{DEALT},unseen=last_half", SHORT),
     "a newcomer that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
     "held-out data": ("fedvpt", {}, DEALT, {**SHORT, "val_fraction": 0.3}),
+    "another recipe": (
+        "fedvpt",
+        {},
+        f"{DEALT},unseen=half",
+        {**SHORT, **RECIPE, "head": "global", "finetune_epochs": 2},
+    ),
 }
 
 

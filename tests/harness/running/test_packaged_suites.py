@@ -24,6 +24,14 @@ def test_every_suite_of_the_package_expands(name: str) -> None:
     assert len({cell.hash for cell in cells}) == len(cells)
 
 
+@pytest.mark.parametrize("name", [name for name in suite_names() if name.startswith("paper")])
+def test_the_papers_recipe_is_constant_sgd_on_raw_features(name: str) -> None:
+    rules = [cell.protocol for cell in load_suite(name).cells()]
+    assert {(r.optimiser, r.schedule, r.warmup, r.clip, r.head_input) for r in rules} == {
+        ("sgd", "constant", 0, 0, "raw")
+    }
+
+
 @pytest.mark.parametrize("name", ["embedded", "embedded-full", "paper", "cpu-cifar100", "cpu-office"])
 def test_the_large_suites_hold_every_protocol(name: str) -> None:
     assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}

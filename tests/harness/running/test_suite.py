@@ -28,6 +28,15 @@ def test_cells_are_the_product() -> None:
     assert len({c.hash for c in cells}) == 8
 
 
+def test_a_suite_states_a_recipe_for_all_its_rows() -> None:
+    recipe = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "decay_biases": False, "clip": 1, "rounds": 3}
+    suite = parse_suite("x", {**RAW, "protocol": {**recipe, "head_input": "normalised"}})
+    rules = {cell.protocol for cell in suite.cells()}
+    assert {(r.optimiser, r.schedule, r.warmup, r.decay_biases, r.clip, r.head_input) for r in rules} == {
+        ("adamw", "cosine", 1, False, 1, "normalised")
+    }
+
+
 def test_params_and_protocol_reach_their_cells() -> None:
     setting = {**SETTING, "protocol": {"rounds": 3}, "params": {"fedvpt": {"length": 4}}}
     suite = parse_suite(
