@@ -184,7 +184,9 @@ def head_input(method: type[Method], params: Params) -> None:
             for parameter in backbone.vit.norm.parameters():
                 parameter.data *= gain
             federation = toy_federation(method, params, backbone=backbone, head_input=what)
-            _, theta = federation.theta(federation.start(), ALL)
+            state = federation.start()
+            federation.step(state)  # a head may begin at zero
+            _, theta = federation.theta(state, ALL)
             with torch.no_grad():
                 batch = first_rows(federation, ALL, [4] * len(ALL), "evaluate", theta)
                 seen.append(federation.method.predict(theta, batch)[batch.mask])

@@ -15,9 +15,11 @@ from fedprompt.backbones.weights import BackboneSpec, load_backbone
 from fedprompt.harness.conformance.toy import toy_dataset, toy_partition
 from fedprompt.harness.federation import rounds
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.optimiser import learn
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.measuring import evaluation as evaluation_module
 from fedprompt.harness.planning.cost import meta_method, shape_federation
+from fedprompt.methods.pfedpg import LEARNED
 
 MICRO = BackboneSpec("micro-vit", "random", 32)
 ATTENDED: set[torch.dtype] = set()  # formats in which queries, keys and values reach the fused attention
@@ -115,6 +117,18 @@ def test_evaluation_multiplies_in_the_format_of_the_cell(
     with pytest.raises(DoneError):
         evaluation_module.evaluate(federation, federation.start())
     assert (seen.formats, ATTENDED, seen.tf32) == ({expected}, {expected}, {tf32})
+
+
+def test_moments_of_clients_and_server_live_on_the_gpu(backbone: FrozenViT) -> None:
+    """Fake tensors refuse to meet others of another device."""
+    federation = gpu_federation("fedvpt-d", backbone, "fp32")
+    federation.protocol = replace(federation.protocol, optimiser="adamw", clip=1.0, warmup=1)
+    trained, _ = federation._train(federation.theta(federation.start(), (0, 1))[1], (0, 1), 1)
+    assert {tensor.device.type for tensor in trained.values()} == {"cuda"}
+    method: Any = meta_method("pfedpg", backbone, 10, clients=2, gen_optimizer="adam")
+    server = shape_federation(method, clients=2, batch_size=8).start().server
+    learned, state = learn(method, server, {name: torch.zeros_like(server[name]) for name in LEARNED}, {}, [1], 0.5)
+    assert {tensor.device.type for tensor in (*learned.values(), *state.values())} == {"cuda"}
 
 
 # -- copies ----------------------------------------------------------------------------------------------------------
