@@ -14,14 +14,18 @@ class Protocol:
     epochs: int = option(5, "local epochs E of a visit", low=0, paper="5")
     batch_size: int = option(64, "images in a local step; the last partial batch is kept", low=1)
     participation: float = option(1.0, "share of the clients selected each round", low=0, high=1, paper="1 / 0.05")
-    optimiser: str = option("sgd", "how gradients become steps; its state lives for one visit", choices=OPTIMISERS)
+    optimiser: str = option(
+        "sgd", "how gradients become steps; its state lives for one stage of a visit", choices=OPTIMISERS
+    )
     momentum: float = option(0.9, "SGD's momentum, or Adam's first beta", low=0, high=1)
     weight_decay: float = option(1e-5, "weight decay of everything that trains", low=0)
-    decay_biases: bool = option(True, "whether weight decay acts on biases, too: tensors named `bias` or `....bias`")
-    schedule: str = option(
-        "constant", "learning rates over the rounds; cosine falls towards zero after the last", choices=SCHEDULES
+    decay_biases: bool = option(
+        True, "whether weight decay also acts on biases: tensors named `bias`, such as head.bias"
     )
-    warmup: int = option(0, "rounds before that in which the learning rates rise linearly", low=0)
+    schedule: str = option(
+        "constant", "how learning rates change over the rounds; cosine falls towards zero", choices=SCHEDULES
+    )
+    warmup: int = option(0, "first rounds, in which the learning rates rise linearly", low=0)
     clip: float = option(
         0.0,
         "the largest norm of a client's gradient over all that trains, 0 for none; where a method has a limit of its "
