@@ -124,15 +124,6 @@ class TextTower(nn.Module):
         read = self._read(prefix, names, prompts.ends - ahead, added[-1])
         return F.normalize(self.projection(self.norm(read)), dim=-1)
 
-    def kept_floats(self, prompts: Prompts) -> int:
-        """About what a pass under one context keeps for the backward pass.
-
-        16 floats per channel and block for each token of a name, and the keys and values that it sees.
-        """
-        classes, tokens = prompts.ids.shape
-        name_tokens = tokens - 1 - prompts.length
-        return classes * (16 * name_tokens + 2 * tokens) * self.width * len(self.blocks)
-
     def _read(self, prefix: Tensor, names: Tensor, ends: Tensor, more: Added) -> Tensor:
         """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""
         block: Any = self.blocks[-1]

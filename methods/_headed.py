@@ -81,9 +81,13 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 class HeadedMethod(Method):
-    """Shared prompts (if any) and a linear head. Subclasses give the prompts and the feature."""
+    """Shared prompts (if any) and a linear head. Subclasses give the prompts (`init_prompts`) and what the head reads
+    (``features(theta, batch)``, (K, B, d))."""
 
     paper_policy: ClassVar[str] = "local"
+    # Whether features of an image are the same in every epoch of an adaptation, where only the head trains: then they
+    # are computed once. A method whose features draw random numbers leaves it False.
+    fixed_inputs: ClassVar[bool] = False
 
     @property
     def local_head(self) -> bool:
@@ -103,12 +107,8 @@ class HeadedMethod(Method):
         """The shared part other than the head."""
         return {}
 
-    def prompt_floats(self) -> int:
-        """Floats of the shared part other than the head, by formula."""
-        return 0
-
     def features(self, theta: State, batch: Batch) -> Tensor:
-        """Image features, (K, B, d)."""
+        """What the head reads of each image, (K, B, d)."""
         raise NotImplementedError
 
     def _head(self, rng: torch.Generator) -> State:
@@ -163,6 +163,7 @@ class HeadedMethod(Method):
         return self.classify(batch.once(HEAD_INPUTS, lambda: self.features(theta, batch)), theta)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
+        """What the head reads, (K, B, d); in stage "adapt" the batch knows it as `HEAD_INPUTS`."""
         return self.features(theta, batch)
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
@@ -170,7 +171,3 @@ class HeadedMethod(Method):
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
         return self.logits(theta, batch)
-
-    def payload(self) -> tuple[int, int]:
-        head = 0 if self.local_head else self.task.num_classes * (self.backbone.width + 1)
-        return self.prompt_floats() + head, self.prompt_floats() + head

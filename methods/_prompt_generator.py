@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
-from fedprompt.methods._attention import affine, affine_init, attend, attention_floats, attention_init
+from fedprompt.methods._attention import affine, affine_init, attend, attention_init
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
@@ -46,9 +46,6 @@ class GeneratorMethod(TextMethod):
         attention = attention_init("attention", self.width, rng)
         wide = affine_init("wide", self.width, 8 * self.width, rng)
         return {**zeros, **attention, **wide, **affine_init("narrow", 4 * self.width, self.width, rng)}
-
-    def generator_floats(self) -> int:
-        return attention_floats(self.width) + 12 * self.width**2 + 15 * self.width
 
     def generate(
         self, theta: State, query: Tensor, texts: Tensor, classes: Tensor, values: Tensor | None = None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.methods._contract import Method
+from fedprompt.methods._mixins import missing_mixin
 
 GROUP = "fedprompt.methods"
 
@@ -41,10 +42,17 @@ class Registry:
     def add(self, method: type[Method], source: str) -> None:
         if not (isinstance(method, type) and issubclass(method, Method)):
             raise UserError(f"{source}: {method!r} is not a subclass of fedprompt.methods.Method.")
-        variables = ("name", "title", "paper", "payload_formula", "Params")
+        variables = ("name", "title", "paper", "Params")
         missing = [name for name in variables if not hasattr(method, name)] + sorted(method.__abstractmethods__)
         if missing:
             raise UserError(f"{source}: {method.__name__} lacks {', '.join(missing)}.")
+        forgotten = missing_mixin(method)
+        if forgotten:
+            hook, mixin = forgotten[0], forgotten[1].__name__
+            raise UserError(
+                f"{source}: {method.__name__} defines {hook}, which is only asked of methods that derive from {mixin}; "
+                f"write class {method.__name__}({method.__mro__[1].__name__}, {mixin}) (fedprompt.methods.{mixin})."
+            )
         if method.name in ALIASES:
             raise UserError(
                 f"{source}: method {method.name!r} is another name of {ALIASES[method.name].method!r}; choose another."

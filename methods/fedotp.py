@@ -14,6 +14,7 @@ from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
+from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod, TextParams
 
 
@@ -25,7 +26,7 @@ class FedOTPParams(TextParams):
     tolerance: float = option(1e-3, "a plan is done when a sweep changes its factors by less", low=0, paper="0.001")
 
 
-class FedOTP(TextMethod):
+class FedOTP(TextMethod, StopGradients):
     name = "fedotp"
     title = "FedOTP"
     order = 250
@@ -58,9 +59,6 @@ class FedOTP(TextMethod):
         params = self.params
         plan = transport(similarity, params.mass, params.eps, params.sweeps, params.tolerance)
         return self.backbone.logit_scale * (plan * similarity).sum((-2, -1))
-
-    def step_floats(self) -> int:
-        return 2 * super().step_floats()
 
 
 @torch.no_grad()

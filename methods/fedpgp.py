@@ -60,9 +60,6 @@ class FedPGP(TextMethod):
         mu: float = self.params.mu
         return fit + mu * contrast(shared, own, self.reference, self.params.tau)
 
-    def step_floats(self) -> int:
-        return (2 if self.params.mu else 1) * super().step_floats()
-
 
 def contrast(shared: Tensor, own: Tensor, reference: Tensor, tau: float) -> Tensor:
     """InfoNCE of the shared features with one positive, the reference, and one negative, the client's own, (K,)."""

@@ -12,6 +12,7 @@ from fedprompt.core.fields import option
 from fedprompt.core.rng import torch_rng
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import PromptParams
+from fedprompt.methods._mixins import Constants, Steps
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import DeepParams, FedVPTDeep
 
@@ -84,7 +85,7 @@ def project(step: Tensor, removed: Tensor, fro_normalize: bool = False) -> Tenso
     return projected
 
 
-class FedPRShallow(FedVPT):
+class FedPRShallow(FedVPT, Constants, Steps):
     name = "fedpr-s"
     title = "FedPR-S"
     order = 40

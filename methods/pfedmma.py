@@ -15,6 +15,7 @@ from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
+from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod
 
 PARTS = ("shared", "text.down", "text.up", "image.down", "image.up")
@@ -29,12 +30,12 @@ class PFedMMAParams:
     template: str = option("", "text with {} for the class name; empty means the template of the weights")
 
 
-class PFedMMA(TextMethod):
+class PFedMMA(TextMethod, StopGradients):
     name = "pfedmma"
     title = "pFedMMA"
     order = 298
     paper = "Ghiasvand et al., pFedMMA: Personalized Federated Fine-Tuning with Multi-Modal Adapter for VLMs (2025)"
-    payload_formula = "n*(d_a^2 + d_a) each way, n adapted blocks"
+    payload_formula = "n*(d_a^2 + d_a) each way, in n adapted blocks"
     needs = frozenset({"text", "images", "prompts"})
     Params = PFedMMAParams
     stop_gradients: ClassVar[Mapping[str, str]] = {
@@ -62,11 +63,6 @@ class PFedMMA(TextMethod):
             personal |= layers(f"{tower}.down", self.adapted, width, inner, rng)
             personal |= layers(f"{tower}.up", self.adapted, inner, width, rng)
         return personal
-
-    def payload(self) -> tuple[int, int]:
-        inner = int(self.params.bottleneck)
-        floats = self.adapted * (inner * inner + inner)
-        return floats, floats
 
     # -- the client -----
 

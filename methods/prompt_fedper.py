@@ -42,7 +42,3 @@ class PromptFedPer(TextMethod):
 
     def context(self, theta: State) -> Tensor:
         return torch.cat([theta["shared"], theta["private"]], dim=1)
-
-    def payload(self) -> tuple[int, int]:
-        floats = self.shared * self.backbone.text.width
-        return floats, floats

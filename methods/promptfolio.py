@@ -34,6 +34,3 @@ class PromptFolio(TextMethod):
         shared, private = self.encode(torch.cat([theta["context"], theta["own"]])).chunk(2)
         mixture = torch.lerp(shared, private, self.params.theta)
         return F.normalize(mixture, dim=-1) if self.params.mix_norm else mixture
-
-    def step_floats(self) -> int:
-        return 2 * super().step_floats()

@@ -43,11 +43,13 @@ def methods(args: Namespace) -> None:
         for name in registry().names():
             method = registry().get(name)
             if ("text" in method.needs) == with_text:
-                console.print(f"  {name:<{width}}  [bold]{method.title}[/]; a client sends {method.payload_formula}")
+                formula = f"; a client sends {method.payload_formula}" if method.payload_formula else ""
+                console.print(f"  {name:<{width}}  [bold]{method.title}[/]{formula}")
         for name, alias in ALIASES.items():
             if ("text" in registry().get(name).needs) == with_text:
                 console.print(f"  {name:<{width}}  [bold]{alias.title}[/]; {alias.method} with --policy {alias.policy}")
-    console.print("\n'fedprompt methods NAME' shows a method's state, payload and parameters.")
+    console.print("\nFloats per client and round; those with a head send C*d + C more where it is global.")
+    console.print("'fedprompt methods NAME' shows a method's state, payload and parameters.")
 
 
 def _describe(method: "type[Method]", console: "Console") -> None:
@@ -55,7 +57,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     from fedprompt.core.fields import describe
     from fedprompt.harness.federation.policy import applicable
 
-    server, personal = _state(method)
+    server, personal, payload = _state(method)
     policies = applicable(method.paper_policy)
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
@@ -64,21 +66,33 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
     console.print(f"personal: {personal}")
-    console.print(f"payload:  {method.payload_formula} (floats per client and round)\n")
+    console.print(f"payload:  {_formula(method)}{payload}\n")
     for row in describe(method.Params):
         console.print(f"  [bold]{row['name']} = {row['default']}[/]  {row['help']}")
         notes = {"allowed": row["allowed"], "paper": row["paper"], "tuning grid": row["grid"]}
         console.print("      " + "; ".join(f"{name}: {note}" for name, note in notes.items() if note))
 
 
-def _state(method: "type[Method]") -> tuple[str, str]:
-    """Names and shapes of what the server and a client hold, in the small federation of the conformance suite."""
+def _formula(method: "type[Method]") -> str:
+    """In symbols, where the method gives it."""
+    from fedprompt.methods import HeadedMethod
+
+    if not method.payload_formula:
+        return ""
+    head = ", and C*d + C with a global head" if issubclass(method, HeadedMethod) else ""
+    return f"{method.payload_formula}{head}: "
+
+
+def _state(method: "type[Method]") -> tuple[str, str, str]:
+    """What the server and a client hold, and what is sent, in the small federation of the conformance suite."""
     from fedprompt.harness.conformance.toy import toy_federation
+    from fedprompt.harness.federation.payload import traffic
 
     federation = toy_federation(method)
-    state = federation.start()
+    state, sent = federation.start(), traffic(federation.method)
     sizes = f"  (at width {federation.method.backbone.width}, {federation.method.task.num_classes} classes)"
-    return _shapes(state.server) + sizes, _shapes(federation.personal(state, 0))
+    payload = f"{sent.down.floats} floats down, {sent.up.floats} up, per client and round{sizes}"
+    return _shapes(state.server) + sizes, _shapes(federation.personal(state, 0)), payload
 
 
 def _shapes(tensors: "Mapping[str, Tensor]") -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedprompt.core.rng import numpy_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
 from fedprompt.harness.federation.policy import is_finetuned, readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
 
 Clients = tuple[int, ...]
-STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed, so that a cell is the same everywhere
 
 
 class AdaptationEpochs(NamedTuple):
@@ -88,7 +88,7 @@ def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -
 
 def shared_splits(names: Collection[str], method: Method) -> tuple[SplitName, ...]:
     """The shared test sets among ``names`` that ``method`` can be evaluated on."""
-    able = (split for split in SHARED_SPLITS if split != "novel" or method.open_vocabulary)
+    able = (split for split in SHARED_SPLITS if split != "novel" or hooks.is_open_vocabulary(type(method)))
     return tuple(split for split in able if split in names)
 
 
@@ -153,13 +153,3 @@ def adaptation_epochs(protocol: Protocol, policy: str) -> AdaptationEpochs:
 def held_stages(stages: Sequence[Stage], held: Collection[str]) -> list[Stage]:
     """``stages`` without the tensors that a client does not hold."""
     return [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in held}) for stage in stages]
-
-
-def auto_stack(method: Method, batch_size: int) -> int:
-    """As many clients as keep a step's activations within STEP_MEMORY, by a rule of the shapes alone."""
-    backbone = method.backbone
-    if "images" not in method.needs:
-        per_image = backbone.width * 64
-    else:  # about 16 floats per token and channel are kept for the backward pass of one block, prompts included
-        per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
-    return max(1, STEP_MEMORY // (batch_size * per_image + 4 * method.step_floats()))

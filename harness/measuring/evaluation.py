@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedprompt.core.rng import torch_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.policy import is_finetuned
 from fedprompt.harness.federation.precision import passes_in
@@ -25,7 +26,7 @@ from fedprompt.harness.federation.schedule import (
 )
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.harness.measuring.counts import Counts, same_values
-from fedprompt.methods import State
+from fedprompt.methods import HeadedMethod, State
 
 LOCAL = "local"
 Known = defaultdict[int, dict[str, Tensor]]  # by batch
@@ -172,26 +173,26 @@ def adapt(
     method, data, protocol = federation.method, federation.data, federation.protocol
     visit = partial(train, data=data, clients=clients, protocol=protocol, key=(federation.seed, state.round))
     received, theta = federation.theta(state, clients, newcomers)
-    sent = method.travelled(received, 0)
+    sent = hooks.sent_tensors(method, received, 0)
     theta = theta if newcomers else _held(federation, state, clients)
     if newcomers:
-        stages = held_stages(method.newcomer_stages(protocol.epochs), theta)
+        stages = held_stages(hooks.unseen_stages(method, protocol.epochs), theta)
         theta, _ = visit(method, theta, stages, purpose="evaluation")
     adapting = theta.keys() if shared else theta.keys() - sent.keys()
-    stages = held_stages([method.adaptation(epochs)], adapting)
-    once = method.fixed_inputs and epochs and stages[0].rates
-    inputs = _head_inputs(federation, theta, clients) if once else None
+    stages = held_stages([hooks.adaptation(method, epochs)], adapting)
+    headed = hooks.fixed_inputs(method)
+    inputs = _head_inputs(headed, federation, theta, clients) if headed and epochs and stages[0].rates else None
     adapted, loss = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
     require_finite({**adapted, "loss": loss}, clients, state.round, "loss or tensors adapted for the evaluation")
     return adapted
 
 
 @torch.no_grad()
-def _head_inputs(federation: Federation, theta: State, clients: Sequence[int]) -> list[Tensor]:
+def _head_inputs(method: HeadedMethod, federation: Federation, theta: State, clients: Sequence[int]) -> list[Tensor]:
     """Each client's training images as its head sees them, (n, d)."""
     per_batch = []
     for batch in federation.data.ordered(clients, "train", federation.protocol.batch_size):  # without random numbers
-        inputs = federation.method.head_inputs(theta, replace(batch, stage="adapt"))
+        inputs = method.head_inputs(theta, replace(batch, stage="adapt"))
         per_batch.append([rows[:size] for rows, size in zip(inputs, batch.sizes, strict=True)])
     return [torch.cat(parts) for parts in zip(*per_batch, strict=True)]
 
@@ -219,13 +220,13 @@ def count_correct(
     method = federation.novel if federation.novel and split == "novel" else federation.method
     rngs = _generators(federation, state, clients) if rngs is None else rngs
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
-    constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
+    constants = hooks.begin_evaluation(method, theta, data.ordered(clients, "train", protocol.batch_size))
     is_masked = protocol.mask_local_classes and not is_shared
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if is_masked else None
     known = common.known(tuple(clients), split, {**theta, **constants}) if common else None
     for number, plain in enumerate(data.ordered(clients, split, protocol.batch_size, rngs)):
         batch = replace(plain, start=constants, known=None if known is None else known[number])
-        predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
+        predictions = hooks.predictions(method, theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
             scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class
             require_finite({"scores": scored}, clients, state.round, "predictions")

@@ -15,6 +15,7 @@ from fedprompt.backbones.layer_inputs import kept_images
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.progress import track
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
@@ -22,13 +23,13 @@ from fedprompt.harness.federation.schedule import (
     AdaptationEpochs,
     Evaluation,
     adaptation_epochs,
-    auto_stack,
     evaluations_now,
     held_stages,
     newcomer_evaluations,
     select,
     shared_splits,
 )
+from fedprompt.harness.federation.stacking import auto_stack
 from fedprompt.harness.planning.cost import (
     BEGIN,
     END,
@@ -41,7 +42,7 @@ from fedprompt.harness.planning.cost import (
 )
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.site import DEFAULT_SITE
-from fedprompt.methods import Method, Stage, registry
+from fedprompt.methods import Constants, Diagnostics, Method, SeveralDraws, Stage, Statistics, registry
 
 
 @dataclass(frozen=True)
@@ -160,20 +161,20 @@ class Visitor:
             steps[kind] += times * passes.steps
             clients[kind] += times * passes.clients
 
-        if _overrides(method, "begin_visit"):
+        if isinstance(method, Constants) and type(method).begin_visit is not Constants.begin_visit:
             count(BEGIN, work.begun)
-        for stage in method.stages(epochs):
+        for stage in hooks.stages(method, epochs):
             count(f"{TRAIN}{stage.name}", work.trained, _epochs([stage]))
-        if _overrides(method, "end_visit"):
+        if isinstance(method, Statistics):
             count("end", work.trained)
-        if _overrides(method, "diagnostics"):
+        if isinstance(method, Diagnostics):
             count("diagnose", work.diagnosed)
         count("evaluate", work.evaluated)
-        count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
+        count("sweep" if isinstance(method, SeveralDraws) else "evaluate", work.swept)
         for adapting, passes in work.adapted.items():
             times = _adaptation_passes(self, *adapting)
             count("adapt", passes, times)
-            if method.fixed_inputs and times:
+            if hooks.fixed_inputs(method) and times:
                 count("inputs", passes)
         for stage in _newcomer_stages(self) if work.arrivals else ():
             count(f"{NEWCOMER}{stage.name}", work.newcomers, _epochs([stage]))
@@ -227,7 +228,7 @@ def tally_cells(
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
-        run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
+        run = (dealt, protocol, visiting.stack, hooks.is_open_vocabulary(type(visiting.method)))
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -284,7 +285,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
     """``tally`` with the frozen features that the run computes; ``cached`` are those that earlier cells have left."""
     if "features" not in method.needs:
         return tally
-    key = (cell.dataset, method.feature_depth(method.params) or method.backbone.depth, deal.feature_key)
+    key = (cell.dataset, hooks.feature_depth(type(method), method.params) or method.backbone.depth, deal.feature_key)
     if key in cached:
         return tally
     if cell.backbone.weights != "hub":  # what the hub serves may change, so it is not kept on disk
@@ -296,7 +297,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
 
 def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
-    depth = method.input_depth(method.params) if "layer inputs" in method.needs else 0
+    depth = hooks.input_depth(type(method), method.params)
     if depth == 0:
         return tally
     seen = sum(tally.images.values())
@@ -314,26 +315,22 @@ def _differs_in_heads(policy: str) -> bool:
 @cache
 def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
     """Passes over a client's data while it adapts for so many epochs."""
-    return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, shared=shared)))
+    return _epochs(held_stages([hooks.adaptation(visitor.method, epochs)], _held(visitor, shared=shared)))
 
 
 @cache
 def _newcomer_stages(visitor: Visitor) -> Sequence[Stage]:
     """What a newcomer goes through before it trains its head."""
-    return held_stages(visitor.method.newcomer_stages(visitor.protocol.epochs), _held(visitor, newcomers=True))
+    return held_stages(hooks.unseen_stages(visitor.method, visitor.protocol.epochs), _held(visitor, newcomers=True))
 
 
 def _held(visitor: Visitor, newcomers: bool = False, shared: bool = True) -> Collection[str]:
     """What a client holds, with or without what the server sent."""
     federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
     received, theta = federation.theta(federation.start(), federation.members, newcomers)
-    return theta.keys() if shared else theta.keys() - visitor.method.travelled(received, 0).keys()
+    return theta.keys() if shared else theta.keys() - hooks.sent_tensors(visitor.method, received, 0).keys()
 
 
 def _epochs(stages: Iterable[Stage]) -> int:
     """Passes over a client's data; a stage that trains nothing makes none."""
     return sum(stage.epochs for stage in stages if stage.rates)
-
-
-def _overrides(method: Method, name: str) -> bool:
-    return getattr(type(method), name) is not getattr(Method, name)

@@ -3,16 +3,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods import State
 from fedprompt.methods._attention import attention_init
-from fedprompt.methods.pfedmoap import EXPERTS, GATE, PFedMoAP, mix, nearest
+from fedprompt.methods._experts import mix, nearest
+from fedprompt.methods.pfedmoap import EXPERTS, GATE, PFedMoAP
 from fedprompt.methods.promptfl import PromptFL
 
 
@@ -59,7 +63,7 @@ def test_ties_go_to_the_first_client() -> None:
 def test_a_client_is_not_its_own_expert_and_strangers_are_nobodys() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 3))
-    sent = method.download(state.server, ALL)
+    sent = hooks.download(method, state.server, ALL)
     assert sent["present"].sum(1).tolist() == [2, 2, 0, 2]  # client 2 is not known: it gets nobody, and is nobody's
     for client in (0, 1, 3):
         known = [state.server["pool"][other] for other in (0, 1, 3) if other != client]
@@ -72,12 +76,12 @@ def test_experts_are_the_uploads_of_earlier_rounds() -> None:
     federation, method, state = after(1)
     federation.stack = 1
     pool = state.server["pool"].clone()
-    (sent,) = method.download(state.server, [1])["experts"]
+    (sent,) = hooks.download(method, state.server, [1])["experts"]
     federation.step(state, (0, 1))
     assert torch.equal(state.personal[1]["kept"], sent)  # although client 0 had trained before
     assert torch.equal(pool[[2, 3]], state.server["pool"][[2, 3]])
     assert not torch.equal(pool[0], state.server["pool"][0])
-    assert not torch.equal(sent, method.download(state.server, [1])["experts"][0])
+    assert not torch.equal(sent, hooks.download(method, state.server, [1])["experts"][0])
 
 
 # -- the mixture ------------------------------------------------------------------------------------------------------
@@ -204,8 +208,8 @@ def test_what_travels() -> None:
     assert logs[1].floats_down == (2 + 2 + 1) * context  # two that know each other, and a stranger
     assert logs[2].floats_down == (3 + 3 + 3 + 1) * context
     assert [log.floats_up for log in logs] == [2 * context, 3 * context, 4 * context]
-    assert method.payload() == (4 * context, context)  # K is 9, but there are only three others
-    assert method.first_payload() == (context, context)
+    assert floats_sent(method) == (4 * context, context)  # K is 9, but there are only three others
+    assert traffic(method).first_down.floats == context
 
 
 def test_a_client_is_evaluated_with_what_it_trained_last() -> None:
@@ -234,7 +238,7 @@ def test_a_newcomer_first_trains_alone_then_with_the_nearest_to_what_it_trained(
     federation.step(state, (0, 1, 2))
     adapted = adapt(federation, state, (3,), 0, newcomers=True)
     theta = federation.theta(state, (3,), newcomers=True)[1]
-    assert [stage.name for stage in method.newcomer_stages(5)] == ["plain", "gated"]
+    assert [stage.name for stage in hooks.unseen_stages(method, 5)] == ["plain", "gated"]
     assert sorted(adapted["kept"][0].flatten(1).sum(1).tolist()) == pytest.approx(
         sorted(state.server["pool"][:3].flatten(1).sum(1).tolist())
     )

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.payloads import floats_sent
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import cloned, same_bits
@@ -46,7 +47,7 @@ def test_half_of_the_tokens_travel() -> None:
     received = federation.theta(state, [0])[0]
     assert {name: tuple(tensor.shape) for name, tensor in received.items()} == {"shared": (1, 8, 16)}
     log = federation.step(state, [0])
-    assert (log.floats_down, log.floats_up) == (8 * 16, 8 * 16) == federation.method.payload()
+    assert (log.floats_down, log.floats_up) == (8 * 16, 8 * 16) == floats_sent(federation.method)
 
 
 def test_tokens_are_split_and_not_features() -> None:

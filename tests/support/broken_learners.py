@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt.backbones.backbone import FrozenViT, insert, shallow
-from fedprompt.methods import Batch, State, Task
+from fedprompt.methods import Batch, Downloads, State, Task
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
@@ -64,7 +64,7 @@ class AdaptationDrifts(FedVPT):
 
 
 @caught_by("never seen client")
-class AdaptationReachesTheServer(FedVPT):
+class AdaptationReachesTheServer(FedVPT, Downloads):
     def download(self, server: State, clients: Sequence[int]) -> State:
         self.server = server
         return super().download(server, clients)

@@ -15,6 +15,7 @@ from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.weights import load_backbone
 from fedprompt.core.errors import UserError
 from fedprompt.core.text import scaled
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.planning.cost import BEGIN, TRAIN, cost, meta_method
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset
@@ -101,7 +102,7 @@ def image_flops(cell: Cell, backbone: FrozenViT, classes: int) -> tuple[float, f
     """FLOPs of one image per visit of its client, and once per run (frozen features)."""
     method = meta_method(cell.method, backbone, classes, **cell.params)
     flops = cost(method, 1, IMAGES, kinds={"features"}).flops
-    visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in method.stages(cell.protocol.epochs))
+    visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in hooks.stages(method, cell.protocol.epochs))
     return (flops[BEGIN] + visit + flops["end"]) / IMAGES, flops["features"] / IMAGES
 
 

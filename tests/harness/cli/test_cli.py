@@ -251,8 +251,8 @@ def test_check_of_a_broken_plugin_fails(tmp_path: Path, capsys: pytest.CaptureFi
         "from fedprompt.methods.head_tune import HeadTune\n"
         "class Broken(HeadTune):\n"
         "    name = 'broken-for-cli'\n"
-        "    def payload(self):\n"
-        "        return 0, 0\n"
+        "    def predict(self, theta, batch):\n"
+        "        return super().predict(theta, batch).repeat(1, 1, 2)\n"
     )
     assert main(["check", "broken-for-cli", "--plugin", str(plugin)]) == 1
     assert "FAIL" in capsys.readouterr().out

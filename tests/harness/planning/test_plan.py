@@ -20,10 +20,10 @@ from fedprompt.core.text import duration
 from fedprompt.datasets import Dataset, make_partition, parse_partition
 from fedprompt.harness.cli import main
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
 from fedprompt.harness.planning.plan import CellPlan, _busy, count_flops, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells

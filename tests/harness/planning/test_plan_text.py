@@ -9,9 +9,10 @@ import pytest
 
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import make_partition, parse_partition
+from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.federation.schedule import select
+from fedprompt.harness.federation.stacking import text_bytes
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.plan import CellPlan, plan_suite
 from fedprompt.harness.planning.tally import classes_of, tally_cells
@@ -157,17 +158,18 @@ def vit_forward() -> int:
     return 2 * 196 * VIT * (3 * 16 * 16) + blocks
 
 
-def test_the_stack_of_clients_is_chosen_by_about_what_a_step_keeps() -> None:
+def test_the_stack_of_clients_is_chosen_by_what_a_step_keeps() -> None:
     method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
     kept = cost(method, 1, 16, ()).client_bytes
-    assert 0.5 * kept < 4 * method.step_floats() < 2 * kept
+    assert text_bytes(method) == kept > 0
 
 
 # -- small runs, watched ----------------------------------------------------------------------------------------------
 
 MICRO = BackboneSpec("micro-clip", "random", 16)
 DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
-SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
+# The stack is given, because choosing it counts steps on `meta`, and the FLOPs of these would count, too.
+SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2, "stack": 4}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "strangers have nothing to fit": ("promptfl", DEALT, SHORT),
     "strangers fit their own context": ("coop", DEALT, SHORT),

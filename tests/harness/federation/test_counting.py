@@ -7,9 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_backbone
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.counting import FusedAttention, counted
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.planning.cost import meta_method, shape_federation
-from fedprompt.harness.planning.counting import FusedAttention, counted
 from fedprompt.methods import registry
 
 
@@ -21,7 +22,7 @@ def test_a_visit_counts_as_torch_counts_it(name: str) -> None:
     _, theta = federation.theta(federation.start(), [0])
 
     def visit() -> None:
-        train(method, theta, method.stages(1), federation.data, [0], federation.protocol, (0, 2))
+        train(method, theta, hooks.stages(method, 1), federation.data, [0], federation.protocol, (0, 2))
 
     with FusedAttention(), FlopCounterMode(display=False) as reference:
         visit()
