@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
 
 
 def payload(method: type[Method], params: Params) -> None:
-    """what travels in a round is what shapes alone say; nothing personal is uploaded, under whatever name"""
+    """what travels is what shapes alone say, and all that does is counted; nothing personal is uploaded"""
     federation, state = after_rounds(method, params, 0)
     visits: list[tuple[State, State, State]] = []
     watch(federation.method, "upload", lambda args, sent: visits.append((*args, sent)))
@@ -72,6 +73,14 @@ def payload(method: type[Method], params: Params) -> None:
                 f"round {log.round}: a client {what} {floats:g} floats in {size:g} bytes, but its shapes say "
                 f"{expected.floats} in {expected.bytes}: what is sent depends on values or on the round",
             )
+    for (_, _, before), (_, received, _) in pairwise(visits):
+        for position in range(len(ALL)):
+            counted = hooks.sent_tensors(federation.method, received, position)
+            known = [*(stack[position] for stack in before.values()), *counted.values()]
+            for name in received.keys() - counted.keys():
+                tensor = received[name][position]
+                held = not tensor.is_floating_point() or any(torch.equal(tensor, other) for other in known)
+                require(held, f"download {name} is not counted, yet the client has no copy of it")
     personal_names = set(federation.personal(state, 0)) | set(federation.method.init_personal(torch.Generator(), 0))
     for theta, received, sent in visits:
         leaked = sorted(personal_names & (sent.keys() | received.keys()))

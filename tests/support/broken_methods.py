@@ -359,6 +359,21 @@ class UncountedDownload(FedVPT, Downloads):
         return {"prompt": prompt if prompt.is_meta else prompt[prompt > 0]}
 
 
+@caught_by("payload")
+class HiddenDownload(FedVPT, Downloads):
+    """Sends its momentum along and counts the prompt alone."""
+
+    def download(self, server: State, clients: Sequence[int]) -> State:
+        sent = super().download(server, clients)
+        return {**sent, "momentum": 0.9 * sent["prompt"]}
+
+    def sent_tensors(self, received: State, position: int) -> State:
+        return {"prompt": received["prompt"][position]}
+
+    def upload(self, theta: State, received: State) -> State:
+        return {"prompt": theta["prompt"]}
+
+
 @caught_by("identical uploads")
 class SharesOfEverybody(FedVPT):
     """Weights are shares of all clients' data, though only some were selected: they do not sum to one."""
