@@ -34,4 +34,5 @@ def orthogonal(keys: Tensor) -> Tensor:
 
 
 def one_hot(index: Tensor, like: Tensor) -> Tensor:
+    """Places along the last axis of ``like`` as one-hot rows, in its type."""
     return F.one_hot(index, like.shape[-1]).to(like.dtype)

@@ -29,17 +29,23 @@ def revised(params: type, name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class HeadOnlyParams:
+    """Options of a method that trains nothing but a head."""
+
     lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1))
     head_init: str = option("torch_default", "first draw of the head, the same for every client", choices=HEAD_INITS)
 
 
 @dataclass(frozen=True)
 class HeadParams(HeadOnlyParams):
+    """Options of a method with a head and something else that trains."""
+
     head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0, paper="none")
 
 
 @dataclass(frozen=True)
 class PromptParams(HeadParams):
+    """Options of a method with prompts and a head."""
+
     length: int = option(10, "prompt tokens (of each prompted block)", low=0, paper="10")
     init: str = option(
         "vpt",

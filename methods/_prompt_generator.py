@@ -22,6 +22,7 @@ NORMS = ("norm.query", "norm.names", "norm.inner")
 
 
 def label_space_option() -> Any:
+    """The option ``label_space``, the same for both methods."""
     return option(
         "local", "classes that a client scores in training: its own or all", choices=("local", "all"), paper="local"
     )

@@ -29,6 +29,8 @@ CLASSES = "class features"  # in ``batch.start``, where they are the same for al
 
 @dataclass(frozen=True)
 class TextParams:
+    """Options of a method with one learned context."""
+
     lr: float = option(0.002, "learning rate of everything that trains", low=0, grid=(0.002, 0.01, 0.05), paper="0.002")
     length: int = option(16, "context tokens m before each class name", low=1, paper="16")
     ctx_init: str = option(

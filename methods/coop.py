@@ -26,6 +26,8 @@ class CoOpParams(TextParams):
 
 
 class CoOp(TextMethod, Stages, Steps):
+    """Shared: nothing. Private: the context, and how long it has trained."""
+
     name = "coop"
     title = "CoOp, local"
     order = 205

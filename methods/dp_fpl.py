@@ -33,6 +33,8 @@ class DPFPLParams(TextParams):
 
 
 class DPFPL(TextMethod, Steps, Diagnostics, StopGradients):
+    """Shared: one context. Private: another, and what the privacy accountant counts."""
+
     name = "dp-fpl"
     title = "DP-FPL"
     order = 300

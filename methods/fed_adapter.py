@@ -24,6 +24,8 @@ class AdapterParams(HeadParams):
 
 
 class FedAdapter(HeadedMethod):
+    """Shared (or private, with `share=none`): two affine maps per block."""
+
     name = "fed-adapter"
     title = "FedAdapter"
     order = 92

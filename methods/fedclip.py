@@ -22,6 +22,8 @@ class FedCLIPParams:
 
 
 class FedCLIP(TextMethod):
+    """Shared: two affine maps on the image feature. No context is learned."""
+
     name = "fedclip"
     title = "FedCLIP"
     order = 290

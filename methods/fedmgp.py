@@ -42,6 +42,8 @@ class FedMGPParams(TextParams):
 
 
 class FedMGP(TextMethod, Downloads, Stages, Steps):
+    """Shared: a few slots of text and visual prompts. Private: all groups, and which of them the slots replace."""
+
     name = "fedmgp"
     title = "FedMGP"
     order = 295

@@ -31,6 +31,8 @@ class FedMVPParams:
 
 
 class FedMVP(GeneratorMethod):
+    """Shared: the generator of visual prompts. Private: nothing."""
+
     name = "fedmvp"
     title = "FedMVP"
     order = 299

@@ -27,6 +27,8 @@ class FedOTPParams(TextParams):
 
 
 class FedOTP(TextMethod, StopGradients):
+    """Shared: one context. Private: another. A transport plan per image and class weighs what they match."""
+
     name = "fedotp"
     title = "FedOTP"
     order = 250

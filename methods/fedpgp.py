@@ -31,6 +31,8 @@ class FedPGPParams(TextParams):
 
 
 class FedPGP(TextMethod):
+    """Shared: one context. Private: the two factors of what is added to it."""
+
     name = "fedpgp"
     title = "FedPGP"
     order = 255

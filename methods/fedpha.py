@@ -41,6 +41,8 @@ class FedPHAParams(TextParams):
 
 
 class FedPHA(TextMethod, StopGradients):
+    """Shared: one context, used in training only. Private: another, of the client's own length, which predicts."""
+
     name = "fedpha"
     title = "FedPHA"
     order = 285

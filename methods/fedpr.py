@@ -22,6 +22,8 @@ RANK_TOLERANCE = 1e-6  # singular values below this share of the largest one cou
 
 @dataclass(frozen=True)
 class ProjectionParams:
+    """Options of the projection, with shallow and deep prompts alike."""
+
     lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1, 0.25))
     projector: str = option(
         "gram_full",
@@ -86,6 +88,8 @@ def project(step: Tensor, removed: Tensor, fro_normalize: bool = False) -> Tenso
 
 
 class FedPRShallow(FedVPT, Constants, Steps):
+    """FedVPT with a basis of what steps lose, computed once per visit."""
+
     name = "fedpr-s"
     title = "FedPR-S"
     order = 40
@@ -107,6 +111,8 @@ class FedPRShallow(FedVPT, Constants, Steps):
 
 
 class FedPRDeep(FedPRShallow, FedVPTDeep):
+    """The same for the prompts of every block, each with its own basis."""
+
     name = "fedpr-d"
     title = "FedPR-D"
     order = 41

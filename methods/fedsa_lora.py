@@ -33,6 +33,8 @@ class LoraParams(HeadParams):
 
 
 class FedSALora(HeadedMethod, UnseenClients):
+    """Shared: the factors that `share` names. Private: the others; unseen clients train them first."""
+
     name = "fedsa-lora"
     title = "FedSA-LoRA"
     order = 90

@@ -30,6 +30,8 @@ class FedTPGParams(TextParams):
 
 
 class FedTPG(GeneratorMethod):
+    """Shared: the generator of contexts and the tokens that ask it. Private: nothing."""
+
     name = "fedtpg"
     title = "FedTPG"
     order = 288

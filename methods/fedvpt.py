@@ -18,6 +18,8 @@ class SharedParams(PromptParams):
 
 
 class FedVPT(HeadedMethod):
+    """Shared: a prompt (T, d) that enters with the first block; the base of most prompt methods here."""
+
     name = "fedvpt"
     title = "FedVPT"
     order = 20

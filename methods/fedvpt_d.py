@@ -20,6 +20,8 @@ class DeepParams(SharedParams):
 
 
 class FedVPTDeep(FedVPT):
+    """Shared: prompts (depth, T, d), one for each prompted block."""
+
     name = "fedvpt-d"
     title = "FedVPT-D"
     order = 21

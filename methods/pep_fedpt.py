@@ -33,6 +33,8 @@ class PEPParams(PromptParams):
 
 
 class PEPFedPT(HeadedMethod, Statistics, StopGradients):
+    """Shared: a prompt, a prompt per class, and prototypes, which the server makes of the clients' sums."""
+
     name = "pep-fedpt"
     title = "PEP-FedPT (reconstruction)"
     order = 70

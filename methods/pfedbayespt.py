@@ -31,6 +31,8 @@ from fedprompt.methods._pfedbayespt_params import DeterministicParams, GaussianP
 
 
 class PFedBayesPT(InstancePrompts, SeveralDraws, Steps, Diagnostics):
+    """Shared: global prompts, encoders and, if learned, the prior. Private: nothing."""
+
     name, title, order = "pfedbayespt", "pFedBayesPT", 62
     paper = "Ye et al., Instance-wise Personalized FL via Semi-Implicit Bayesian Prompt Tuning (CIKM 2025)"
     payload_formula = "D_g*T*d + D_p*(2*d + 2*((M + 1)*h + h + h*v + v)) each way"
@@ -168,11 +170,15 @@ class PFedBayesPT(InstancePrompts, SeveralDraws, Steps, Diagnostics):
 
 
 class PFedBayesPTG(PFedBayesPT):
+    """Gaussian: no masks, one psi."""
+
     name, title, order = "pfedbayespt-g", "pFedBayesPT-G", 61
     Params: ClassVar[type] = GaussianParams
 
 
 class PFedBayesPTD(PFedBayesPT):
+    """Deterministic: prompts are means, trained by cross-entropy."""
+
     name, title, order = "pfedbayespt-d", "pFedBayesPT-D", 60
     payload_formula = "D_g*T*d + D_p*(2*d + (M + 1)*h + h + h*v + v) each way"
     Params: ClassVar[type] = DeterministicParams

@@ -28,6 +28,8 @@ class PFedDCParams(TextParams):
 
 
 class PFedDC(TextMethod):
+    """Shared: a text and a visual prompt. Private: one of each, and the attention that fuses them."""
+
     name = "pfeddc"
     title = "pFedDC"
     order = 270

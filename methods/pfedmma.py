@@ -31,6 +31,8 @@ class PFedMMAParams:
 
 
 class PFedMMA(TextMethod, StopGradients):
+    """Shared: the layer where both towers meet. Private: the ways to it and from it."""
+
     name = "pfedmma"
     title = "pFedMMA"
     order = 298

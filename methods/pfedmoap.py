@@ -39,6 +39,8 @@ class PFedMoAPParams(TextParams):
 
 
 class PFedMoAP(TextMethod, Downloads, Stages, Steps, UnseenClients):
+    """Server: the mean context and everybody's last one. Private: the gate and the experts of the last visit."""
+
     name = "pfedmoap"
     title = "pFedMoAP"
     order = 260

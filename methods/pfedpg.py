@@ -67,6 +67,8 @@ def clip_jointly(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
 
 
 class PFedPG(FedVPT, LearningServer, Downloads, Stages, UnseenClients):
+    """Server: the generator and a descriptor per client. Sent: the prompt they make. Sent back: how it moved."""
+
     name = "pfedpg"
     title = "pFedPG"
     order = 30

@@ -19,6 +19,8 @@ class FedPerParams(TextParams):
 
 
 class PromptFedPer(TextMethod):
+    """Shared: the first tokens of the context. Private: the rest."""
+
     name = "prompt-fedper"
     title = "Prompt+FedPer"
     order = 220

@@ -18,6 +18,8 @@ class PromptFolioParams(TextParams):
 
 
 class PromptFolio(TextMethod):
+    """Shared: one context. Private: another. Their text features are mixed."""
+
     name = "promptfolio"
     title = "PromptFolio"
     order = 280

@@ -21,6 +21,8 @@ from fedprompt.methods._sgpt_params import SGPTParams
 
 
 class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
+    """Shared: shared prompts, group prompts, the groups' keys, and how often each was chosen. Private: nothing."""
+
     name = "sgpt"
     title = "SGPT"
     order = 50

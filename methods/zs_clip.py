@@ -20,6 +20,8 @@ class TemplateParams:
 
 
 class ZsClip(TextMethod):
+    """No state at all; it shows what the towers can do alone."""
+
     name = "zs-clip"
     title = "ZS-CLIP"
     order = 200
