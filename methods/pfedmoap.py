@@ -23,7 +23,7 @@ from fedprompt.methods._mixins import Downloads, Stages, Steps, UnseenClients
 from fedprompt.methods._text import CLASSES, TextMethod, TextParams
 
 GATE = ("gate.weight", "gate.bias")
-EXPERTS = "expert features"  # in ``batch.start`` (or theta, for a newcomer): (K, E, C, d), of constant contexts
+EXPERTS = "expert features"  # in ``batch.start`` (or theta, for an unseen client): (K, E, C, d), of constant contexts
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class PFedMoAP(TextMethod, Downloads, Stages, Steps, UnseenClients):
         return step * start["gated"].view(-1, *[1] * (step.dim() - 1)) if name in GATE else step
 
     def end_stage(self, stage: Stage, theta: State) -> State:
-        if stage.name == "plain":  # a newcomer's first half: the server answers with what is nearest to its context now
+        if stage.name == "plain":  # the server answers an unseen client with what is nearest to its context now
             experts, present = nearest(theta["context"], theta["pool"][0], theta["known"], self.experts)
             return {"experts": experts, "present": present, EXPERTS: self.expert_features(experts)}
         remembered = {"own": theta["context"], "kept": theta["experts"], "kept.present": theta["present"]}
@@ -156,7 +156,7 @@ class PFedMoAP(TextMethod, Downloads, Stages, Steps, UnseenClients):
     # -- a client kept out of all rounds -------------------------------------------------------------------------------
 
     def unseen_download(self, server: State, clients: Sequence[int]) -> State:
-        """The mean, and the pool that stands for the server's answer after the newcomer's first half."""
+        """The mean, and the pool that stands for the server's answer after the unseen client's first half."""
         sent = super().download({name: server[name] for name in ("context", "pool", "known")}, clients)
         experts, present = nearest(sent["context"], server["pool"], sent["known"], self.experts)
         return {**sent, "own": sent["context"], "experts": experts, "present": present}

@@ -95,7 +95,7 @@ class PFedPG(FedVPT, LearningServer, Downloads, Stages, UnseenClients):
         return state
 
     def features(self, theta: State, batch: Batch) -> Tensor:
-        # A newcomer holds a descriptor in place of a prompt, and a frozen copy of the generator.
+        # An unseen client holds a descriptor in place of a prompt, and a frozen copy of the generator.
         prompt = theta["prompt"] if "prompt" in theta else self._generate(theta, theta["descriptor"])
         return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(prompt))))
 
@@ -157,7 +157,7 @@ class PFedPG(FedVPT, LearningServer, Downloads, Stages, UnseenClients):
         return [Stage("descriptor", {"descriptor": self.params.gen_lr}, epochs)]
 
     def end_stage(self, stage: Stage, theta: State) -> State:
-        """The server's answer to a newcomer's exchange: its descriptor moves as in a round, all else stays."""
+        """The server's answer to an unseen client's exchange: its descriptor moves as in a round, all else stays."""
         if stage.name != "exchange":
             return {}
         descriptor = theta["descriptor"].detach().requires_grad_()

@@ -15,10 +15,10 @@ from fedprompt.harness.conformance.client import (
     head_input,
     logits,
     loss_falls,
-    never_seen_client,
     padding_and_neighbours,
     stacking,
     trainable_tensors_move,
+    unseen_and_never_sampled,
 )
 from fedprompt.harness.conformance.lab import ConformanceError, Params, one_thread
 from fedprompt.harness.conformance.run import (
@@ -66,7 +66,14 @@ class PropertyResult:
     seconds: float
 
 
-HEAD_MATTERS = (names_and_shapes, isolation, evaluation_without_side_effects, payload, zero_epochs, never_seen_client)
+HEAD_MATTERS = (
+    names_and_shapes,
+    isolation,
+    evaluation_without_side_effects,
+    payload,
+    zero_epochs,
+    unseen_and_never_sampled,
+)
 
 
 def _property(check: Check) -> Property:
@@ -96,7 +103,7 @@ PROPERTIES = tuple(
         trainable_tensors_move,
         gradient_matches_the_loss,
         loss_falls,
-        never_seen_client,
+        unseen_and_never_sampled,
         head_input,
         class_list,
     )

@@ -154,27 +154,27 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
     return seen
 
 
-def never_seen_client(method: type[Method], params: Params) -> None:
+def unseen_and_never_sampled(method: type[Method], params: Params) -> None:
     """a client that never took part predicts and adapts a copy; only what its stages name moves"""
     federation, state = after_rounds(method, params, 0, weight_decay=0.0)
     federation.step(state, ALL[:-1])
     before, new = cloned(flat(state)), ALL[-1:]
     closing: set[str] = set()  # what the end of a stage sets, which a method says openly
     watch(federation.method, "end_stage", lambda _, result: closing.update(result))
-    for newcomers in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
-        _, theta = federation.theta(state, new, newcomers)
-        check_logits(federation, theta, new, "never-seen client")
-        adapted = adapt(federation, state, new, 2, newcomers)
+    for unseen in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
+        _, theta = federation.theta(state, new, unseen)
+        check_logits(federation, theta, new, "unseen or never-sampled client")
+        adapted = adapt(federation, state, new, 2, unseen)
         moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
-        first = hooks.unseen_stages(federation.method, 2) if newcomers else ()
+        first = hooks.unseen_stages(federation.method, 2) if unseen else ()
         stages = [*first, hooks.adaptation(federation.method, 2)]
         named = {name for stage in stages for name in stage.rates} & theta.keys()
         odd = sorted(moved - named - closing)
         require(not odd, f"{', '.join(odd)} moves, which no stage of adaptation names")
         require(named <= moved, f"{', '.join(sorted(named - moved))} is named by a stage but stays as it was")
-        check_logits(federation, adapted, new, "never-seen client after adaptation")
+        check_logits(federation, adapted, new, "unseen or never-sampled client after adaptation")
     evaluate(federation, state, clients=new)
-    same_bits(before, flat(state), "after a never-seen client adapted")
+    same_bits(before, flat(state), "after an unseen or never-sampled client adapted")
 
 
 def head_input(method: type[Method], params: Params) -> None:

@@ -35,9 +35,9 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
     federation, state = after_rounds(method, params, 0)
     server, personal = cloned(state.server), cloned(federation.personal(state, 0))
     received, theta = federation.theta(state, ALL)
-    _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
+    _, unseen = federation.theta(state, ALL, unseen=True)  # adapts too, and may hold more
     visits = [(stage, theta) for stage in (*hooks.stages(federation.method, 1), hooks.adaptation(federation.method, 1))]
-    for stage, held in (*visits, *((stage, newcomer) for stage in hooks.unseen_stages(federation.method, 1))):
+    for stage, held in (*visits, *((stage, unseen) for stage in hooks.unseen_stages(federation.method, 1))):
         missing = sorted(stage.rates.keys() - held.keys())
         have = ", ".join(sorted(held))
         require(not missing, f"stage {stage.name!r} trains {', '.join(missing)}, but a client holds {have}")

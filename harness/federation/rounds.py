@@ -15,7 +15,7 @@ from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.optimiser import learn
 from fedprompt.harness.federation.payload import Payload, payload_of
-from fedprompt.harness.federation.precision import passes_in, require_precision
+from fedprompt.harness.federation.precision import autocast_as, require_precision
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -116,9 +116,9 @@ class Federation:
         fresh = self.method.init_personal(torch_rng(self.seed, "init", "personal"), client)
         return {name: tensor.to(self.data.device) for name, tensor in fresh.items()}
 
-    def theta(self, state: FederationState, clients: Sequence[int], newcomers: bool = False) -> tuple[State, State]:
+    def theta(self, state: FederationState, clients: Sequence[int], unseen: bool = False) -> tuple[State, State]:
         """(what the server sends, everything the clients hold), both stacked and copied."""
-        send = hooks.unseen_download if newcomers else hooks.download
+        send = hooks.unseen_download if unseen else hooks.download
         received = {k: v.clone() for k, v in send(self.method, state.server, clients).items()}
         personal = stack_states([self.personal(state, client) for client in clients])
         return received, {**received, **personal}
@@ -130,7 +130,7 @@ class Federation:
         visits: dict[int, Visit] = {}
         for clients in in_stacks(selected, self.stack):
             received, theta = self.theta(state, clients)
-            with passes_in(self.protocol.precision, self.data.device):
+            with autocast_as(self.protocol.precision, self.data.device):
                 trained, numbers = self._train(theta, clients, round_)
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)

@@ -21,8 +21,8 @@ class AdaptationEpochs(NamedTuple):
     """How long a client trains a copy of its head before it is evaluated; 0 for most."""
 
     participant: int  # has taken part in a round
-    stranger: int  # has not, so far
-    newcomer: int  # is kept out of all rounds
+    never_sampled: int  # has not, so far
+    unseen: int  # is kept out of all rounds
 
 
 class Group(NamedTuple):
@@ -41,7 +41,7 @@ class Evaluation:
     stacks: tuple[tuple[Group, ...], ...]
     sweep: bool = False  # also count the predictions of other numbers of draws
     shared: tuple[SplitName, ...] = ()  # test sets that they are evaluated on as well, in the same state
-    newcomers: bool = False  # clients kept out of all rounds, which begin with what `Method.newcomer` sends
+    unseen: bool = False  # clients kept out of all rounds, which begin with what `UnseenClients.unseen_download` sends
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def schedule(
             also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
             evaluations += evaluations_now(protocol, number, members, participants, stack, shared=also)
         if unseen and number == protocol.rounds:
-            evaluations += newcomer_evaluations(protocol, unseen, stack)
+            evaluations += unseen_evaluations(protocol, unseen, stack)
         yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
 
 
@@ -123,21 +123,21 @@ def _groups(
     for stacked in in_stacks(clients, stack):
         by_epochs: dict[int, list[int]] = {}
         for client in stacked:
-            epochs = adaptation.participant if client in participants else adaptation.stranger
+            epochs = adaptation.participant if client in participants else adaptation.never_sampled
             by_epochs.setdefault(epochs, []).append(client)
         stacks.append(tuple(Group(tuple(group), epochs) for epochs, group in by_epochs.items()))
     return tuple(stacks)
 
 
-def newcomer_evaluations(
+def unseen_evaluations(
     protocol: Protocol, clients: Sequence[int], stack: int, split: SplitName | None = None
 ) -> list[Evaluation]:
     """Every reading of clients that were kept out of all rounds."""
     evaluations = []
     for policy in readings(protocol):
-        epochs = adaptation_epochs(protocol, policy).newcomer
+        epochs = adaptation_epochs(protocol, policy).unseen
         stacks = tuple((Group(stacked, epochs),) for stacked in in_stacks(clients, stack))
-        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, newcomers=True))
+        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, unseen=True))
     return evaluations
 
 

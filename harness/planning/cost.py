@@ -29,7 +29,7 @@ from fedprompt.methods import Batch, Method, Stage, Stages, State, Task, registr
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows
-NEWCOMER, END = "newcomer ", " end"  # likewise of clients kept out; END follows the stage where that is closed
+UNSEEN, END = "unseen ", " end"  # likewise of clients kept out; END follows the stage where that is closed
 BEGIN = "begin"  # the kind of pass that computes what is constant in a visit; it passes no images
 Classes = int | tuple[str, ...]  # how many, or their names where text is computed of them
 ROUND = 2  # some methods do more from the second round on
@@ -84,16 +84,16 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     `begin` opens a visit; `train STAGE` are its steps; `end` and `diagnose` close it; `evaluate` and `sweep` predict
     (with the method's own number of draws, with all of them); `adapt` are steps of clients that train their heads
-    alone, on `inputs` that may be computed once; `newcomer STAGE` are steps before that of clients kept out, and
-    `newcomer STAGE end` is what follows the last of them; `features` are frozen features or tokens, which are kept.
+    alone, on `inputs` that may be computed once; `unseen STAGE` are steps before that of clients kept out, and
+    `unseen STAGE end` is what follows the last of them; `features` are frozen features or tokens, which are kept.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
     batch = next(data.ordered(members, "train", protocol.batch_size, rngs))
     headed = hooks.fixed_inputs(method)
     constants = hooks.begin_visit(method, theta, ROUND)
-    newcomer_stages = hooks.unseen_stages(method, 1)
-    newcomers = federation.theta(state, members, newcomers=True)[1] if newcomer_stages else {}
+    unseen_stages = hooks.unseen_stages(method, 1)
+    unseen = federation.theta(state, members, unseen=True)[1] if unseen_stages else {}
     close = partial(hooks.end_stage, method)
     unclosed: Any = copy.copy(method)
     if isinstance(method, Stages):
@@ -113,8 +113,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         stages = held_stages([hooks.adaptation(method, 1)], theta)
         return visit(theta, stages, inputs if headed else None)
 
-    def newcomer(stage: Stage) -> State:
-        return visit(newcomers, held_stages([stage], newcomers), by=unclosed)
+    def unseen_step(stage: Stage) -> State:
+        return visit(unseen, held_stages([stage], unseen), by=unclosed)
 
     def evaluated() -> Batch:
         return replace(batch, start=hooks.begin_evaluation(method, theta, [batch]))
@@ -137,8 +137,8 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         "sweep": torch.no_grad()(lambda: hooks.predictions(method, theta, evaluated())),
         "adapt": adapt,
         "inputs": torch.no_grad()(lambda: headed.head_inputs(theta, batch) if headed else None),
-        **{f"{NEWCOMER}{stage.name}": partial(newcomer, stage) for stage in newcomer_stages},
-        **{f"{NEWCOMER}{stage.name}{END}": partial(close, stage, newcomers) for stage in newcomer_stages},
+        **{f"{UNSEEN}{stage.name}": partial(unseen_step, stage) for stage in unseen_stages},
+        **{f"{UNSEEN}{stage.name}{END}": partial(close, stage, unseen) for stage in unseen_stages},
         "features": torch.no_grad()(features),
     }
 

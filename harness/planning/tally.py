@@ -25,16 +25,16 @@ from fedprompt.harness.federation.schedule import (
     adaptation_epochs,
     evaluations_now,
     held_stages,
-    newcomer_evaluations,
     select,
     shared_splits,
+    unseen_evaluations,
 )
 from fedprompt.harness.federation.stacking import auto_stack
 from fedprompt.harness.planning.cost import (
     BEGIN,
     END,
-    NEWCOMER,
     TRAIN,
+    UNSEEN,
     Classes,
     meta_method,
     shape_backbone,
@@ -87,15 +87,15 @@ class Workload:
     deal: "Deal"
     batch_size: int
     visits: int = 0
-    begun: Passes = field(default_factory=Passes)  # first batches of whatever trains: visits, adaptations, newcomers
+    begun: Passes = field(default_factory=Passes)  # first batches of all that trains
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
     diagnosed: Passes = field(default_factory=Passes)  # the first images of every visit
     # The same of every adaptation, by its epochs and whether copies of what is shared train.
     adapted: dict[tuple[int, bool], Passes] = field(default_factory=dict)
     evaluated: Passes = field(default_factory=Passes)
     swept: Passes = field(default_factory=Passes)
-    newcomers: Passes = field(default_factory=Passes)
-    arrivals: int = 0  # of newcomers, once per reading
+    unseen: Passes = field(default_factory=Passes)
+    arrivals: int = 0  # of unseen clients, once per reading
     step: tuple[int, int] = (1, 1)  # as in `Tally`
 
     def __post_init__(self) -> None:
@@ -115,27 +115,27 @@ class Workload:
         self.took_part[cohort] = True
 
     def add_evaluation(self, evaluation: Evaluation, adaptation: AdaptationEpochs, stack: int) -> None:
-        """One reading of the members, or of newcomers; a stack is split by how long its clients adapt."""
-        clients = self.deal.unseen if evaluation.newcomers else self.deal.members
-        epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.stranger)
-        if evaluation.newcomers:
-            epochs[:] = adaptation.newcomer
+        """One reading of the members, or of unseen clients; a stack is split by how long its clients adapt."""
+        clients = self.deal.unseen if evaluation.unseen else self.deal.members
+        epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.never_sampled)
+        if evaluation.unseen:
+            epochs[:] = adaptation.unseen
         for length in np.unique(epochs).tolist():
             places = np.flatnonzero(epochs == length)
             starts = np.flatnonzero(np.diff(places // stack, prepend=-1))
             self._add_group(evaluation, clients[places], starts, length)
 
     def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
-        train, newcomers, batch_size = self.deal.train[clients], evaluation.newcomers, self.batch_size
+        train, unseen, batch_size = self.deal.train[clients], evaluation.unseen, self.batch_size
         if not _differs_in_heads(evaluation.policy):
             predicted = self.swept if evaluation.sweep else self.evaluated
             predicted.add(self.deal.test[clients], starts, batch_size, texts_once=True)
             for split in evaluation.shared:
                 self.evaluated.add(np.full(len(clients), self.deal.shared[split]), starts, batch_size, texts_once=True)
-        for _ in range(bool(epochs or newcomers) + newcomers):
+        for _ in range(bool(epochs or unseen) + unseen):
             self.begun.add(np.minimum(train, batch_size), starts, batch_size)
-        if newcomers:
-            self.newcomers.add(train, starts, batch_size)
+        if unseen:
+            self.unseen.add(train, starts, batch_size)
             self.arrivals += len(clients)
         if epochs:
             adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
@@ -176,9 +176,9 @@ class Visitor:
             count("adapt", passes, times)
             if hooks.fixed_inputs(method) and times:
                 count("inputs", passes)
-        for stage in _newcomer_stages(self) if work.arrivals else ():
-            count(f"{NEWCOMER}{stage.name}", work.newcomers, _epochs([stage]))
-            clients[f"{NEWCOMER}{stage.name}{END}"] += work.arrivals
+        for stage in _unseen_stages(self) if work.arrivals else ():
+            count(f"{UNSEEN}{stage.name}", work.unseen, _epochs([stage]))
+            clients[f"{UNSEEN}{stage.name}{END}"] += work.arrivals
         return Tally(
             +images, +steps, +clients, work.visits, int(work.took_part.sum()), work.step, self.method.task.num_clients
         )
@@ -249,7 +249,7 @@ def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
             also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
             evaluations += evaluations_now(protocol, number, (), (), stack, shared=also)
         if len(deal.unseen) and number == protocol.rounds:
-            evaluations += newcomer_evaluations(protocol, (), stack)
+            evaluations += unseen_evaluations(protocol, (), stack)
         for evaluation in evaluations:
             work.add_evaluation(evaluation, adaptation_epochs(protocol, evaluation.policy), stack)
     return work
@@ -319,15 +319,15 @@ def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
 
 
 @cache
-def _newcomer_stages(visitor: Visitor) -> Sequence[Stage]:
-    """What a newcomer goes through before it trains its head."""
-    return held_stages(hooks.unseen_stages(visitor.method, visitor.protocol.epochs), _held(visitor, newcomers=True))
+def _unseen_stages(visitor: Visitor) -> Sequence[Stage]:
+    """What an unseen client goes through before it trains its head."""
+    return held_stages(hooks.unseen_stages(visitor.method, visitor.protocol.epochs), _held(visitor, unseen=True))
 
 
-def _held(visitor: Visitor, newcomers: bool = False, shared: bool = True) -> Collection[str]:
+def _held(visitor: Visitor, unseen: bool = False, shared: bool = True) -> Collection[str]:
     """What a client holds, with or without what the server sent."""
     federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
-    received, theta = federation.theta(federation.start(), federation.members, newcomers)
+    received, theta = federation.theta(federation.start(), federation.members, unseen)
     return theta.keys() if shared else theta.keys() - hooks.sent_tensors(visitor.method, received, 0).keys()
 
 

@@ -22,7 +22,7 @@ from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition,
 from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record, carry_out
+from fedprompt.harness.measuring.evaluation import Record, evaluate_due
 from fedprompt.harness.measuring.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.code import code_digest
@@ -71,7 +71,7 @@ def run_cell(
         counts = None if site.evaluate_all else Counts()
         for scheduled in federation.schedule(partition.unseen, after=state.round):
             log = federation.step(state, scheduled.cohort)
-            records = carry_out(federation, state, scheduled.evaluations, counts)
+            records = evaluate_due(federation, state, scheduled.evaluations, counts)
             journal.append(state, log, records)
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round

@@ -93,7 +93,7 @@ def test_averaging_both_factors_is_not_averaging_the_updates() -> None:
         assert torch.allclose(product(mean), mean_of_products, atol=1e-4) is agree
 
 
-def test_newcomers_train_what_is_private() -> None:
+def test_unseen_clients_train_what_is_private() -> None:
     method = toy_start(FedSALora)[1]
     assert set(hooks.unseen_stages(method, 5)[0].rates) == {"up", "head.weight", "head.bias"}
     with_global_head = toy_federation(FedSALora, head="global").method

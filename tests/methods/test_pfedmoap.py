@@ -60,7 +60,7 @@ def test_ties_go_to_the_first_client() -> None:
     assert torch.equal(experts[0], torch.stack([pool[1], pool[2]]))
 
 
-def test_a_client_is_not_its_own_expert_and_strangers_are_nobodys() -> None:
+def test_a_client_is_not_its_own_expert_and_never_sampled_clients_are_nobodys() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 3))
     sent = hooks.download(method, state.server, ALL)
@@ -179,7 +179,7 @@ def test_the_first_visit_is_promptfls() -> None:
 
 
 def test_a_gate_without_experts_does_not_move_at_all() -> None:
-    """Not even by weight decay, in a first visit; nor does a stranger find the experts of whoever came before it."""
+    """Not even by weight decay, in a first visit; nor does a never-sampled client find others' experts."""
     federation, state = after_rounds(PFedMoAP, {}, 0, weight_decay=0.1, stack=1)
     fresh = federation.personal(state, 0)
     federation.step(state, (0, 1))
@@ -204,8 +204,8 @@ def test_what_travels() -> None:
     federation, method, state = after(0)
     logs = [federation.step(state, cohort) for cohort in ((0, 1), (0, 1, 2), ALL)]
     context = 16 * 16
-    assert logs[0].floats_down == 2 * context  # strangers
-    assert logs[1].floats_down == (2 + 2 + 1) * context  # two that know each other, and a stranger
+    assert logs[0].floats_down == 2 * context  # never-sampled clients
+    assert logs[1].floats_down == (2 + 2 + 1) * context  # two that know each other, and a never-sampled client
     assert logs[2].floats_down == (3 + 3 + 3 + 1) * context
     assert [log.floats_up for log in logs] == [2 * context, 3 * context, 4 * context]
     assert floats_sent(method) == (4 * context, context)  # K is 9, but there are only three others
@@ -224,7 +224,7 @@ def test_a_client_is_evaluated_with_what_it_trained_last() -> None:
     assert torch.equal(scores, method.predict(elsewhere, batch))
 
 
-def test_a_never_seen_client_predicts_with_the_mean() -> None:
+def test_a_never_sampled_client_predicts_with_the_mean() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 2))
     _, theta = federation.theta(state, (3,))
@@ -233,11 +233,11 @@ def test_a_never_seen_client_predicts_with_the_mean() -> None:
     assert torch.equal(method.predict(theta, batch), plain)
 
 
-def test_a_newcomer_first_trains_alone_then_with_the_nearest_to_what_it_trained() -> None:
+def test_an_unseen_client_first_trains_alone_then_with_the_nearest_to_what_it_trained() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 2))
-    adapted = adapt(federation, state, (3,), 0, newcomers=True)
-    theta = federation.theta(state, (3,), newcomers=True)[1]
+    adapted = adapt(federation, state, (3,), 0, unseen=True)
+    theta = federation.theta(state, (3,), unseen=True)[1]
     assert [stage.name for stage in hooks.unseen_stages(method, 5)] == ["plain", "gated"]
     assert sorted(adapted["kept"][0].flatten(1).sum(1).tolist()) == pytest.approx(
         sorted(state.server["pool"][:3].flatten(1).sum(1).tolist())
@@ -246,7 +246,7 @@ def test_a_newcomer_first_trains_alone_then_with_the_nearest_to_what_it_trained(
     assert torch.equal(adapted["own"], adapted["context"])
 
 
-def test_a_newcomers_first_half_does_not_look_at_experts() -> None:
+def test_an_unseen_clients_first_half_does_not_look_at_experts() -> None:
     method, theta, batch = second_visit()
     plain = method.loss(theta, replace(batch, stage="plain"))
     assert torch.equal(plain, toy_federation(PromptFL).method.loss({"context": theta["context"]}, batch))

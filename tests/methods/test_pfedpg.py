@@ -184,7 +184,7 @@ def test_head_has_a_rate_of_its_own_where_given() -> None:
     assert toy(lr=0.25, head_lr=0.01)[1].rates() == {"prompt": 0.25, "head.weight": 0.01, "head.bias": 0.01}
 
 
-def test_newcomers_begin_with_the_mean_descriptor_of_those_who_took_part() -> None:
+def test_unseen_clients_begin_with_the_mean_descriptor_of_those_who_took_part() -> None:
     federation = toy_federation(PFedPG)
     state = federation.start()
     federation.step(state, [0, 2])
@@ -194,16 +194,16 @@ def test_newcomers_begin_with_the_mean_descriptor_of_those_who_took_part() -> No
     assert "prompt" not in sent
 
 
-def test_a_newcomer_trains_its_descriptor_through_the_frozen_generator_and_then_its_head() -> None:
+def test_an_unseen_client_trains_its_descriptor_through_the_frozen_generator_and_then_its_head() -> None:
     federation = toy_federation(PFedPG)
     state = federation.start()
     federation.step(state, [0, 2])
-    start = federation.theta(state, [1, 3], newcomers=True)[1]
-    adapted = adapt(federation, state, [1, 3], epochs=1, newcomers=True)
+    start = federation.theta(state, [1, 3], unseen=True)[1]
+    adapted = adapt(federation, state, [1, 3], epochs=1, unseen=True)
     moved = {name for name in start if not torch.equal(start[name], adapted[name])}
     assert moved == {"descriptor", "head.weight", "head.bias"}
     assert not torch.equal(adapted["descriptor"][0], adapted["descriptor"][1])
-    as_it_is = adapt(federation, state, [1, 3], epochs=0, newcomers=True)
+    as_it_is = adapt(federation, state, [1, 3], epochs=0, unseen=True)
     assert torch.equal(as_it_is["descriptor"], adapted["descriptor"])
     assert torch.equal(as_it_is["head.weight"], start["head.weight"])
     assert [record.unseen for record in evaluate_unseen(federation, state, [1, 3])] == [True, True]
@@ -227,7 +227,7 @@ def test_an_exchange_moves_the_descriptor_as_a_round_would() -> None:
     federation, method, _ = toy(unseen_mode="server_loop")
     state = federation.start()
     server = state.server
-    server["visits"][0] = 1  # so that a newcomer begins with the descriptor of client 0
+    server["visits"][0] = 1  # so that an unseen client begins with the descriptor of client 0
     theta, delta = method.unseen_download(server, [3]), delta_of()[:1]
     torch.testing.assert_close(theta["prompt"], method.download(server, [0])["prompt"])
     answer = method.end_stage(method.unseen_stages(1)[0], {**theta, "prompt": theta["prompt"] - delta})
@@ -236,12 +236,12 @@ def test_an_exchange_moves_the_descriptor_as_a_round_would() -> None:
     assert not torch.equal(state.server["descriptors"][0], server["descriptors"][0])
 
 
-def test_a_newcomer_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:
+def test_an_unseen_client_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:
     federation, method, _ = toy(unseen_mode="server_loop")
     state = federation.start()
     federation.step(state, [0, 2])
-    start = federation.theta(state, [1, 3], newcomers=True)[1]
-    adapted = adapt(federation, state, [1, 3], epochs=2, newcomers=True)
+    start = federation.theta(state, [1, 3], unseen=True)[1]
+    adapted = adapt(federation, state, [1, 3], epochs=2, unseen=True)
     moved = {name for name in start if not torch.equal(start[name], adapted[name])}
     assert moved == {"descriptor", "prompt", "head.weight", "head.bias"}
     torch.testing.assert_close(adapted["prompt"], generate(adapted, adapted["descriptor"]))

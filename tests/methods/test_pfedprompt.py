@@ -93,9 +93,9 @@ def test_the_memory_is_neither_sent_nor_stored() -> None:
     assert floats_sent(federation.method) == (256, 256)
 
 
-def test_a_newcomer_remembers_without_training() -> None:
+def test_an_unseen_client_remembers_without_training() -> None:
     federation, state, _, _ = after(1)
-    _, theta = federation.theta(state, (3,), newcomers=True)
+    _, theta = federation.theta(state, (3,), unseen=True)
     batch = first_rows(federation, (3,), (4,), "evaluate", theta)
     assert int(batch.start["values"].sum()) == TRAIN_SIZES[3]
     assert hooks.unseen_stages(federation.method, 5) == []

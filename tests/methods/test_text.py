@@ -103,7 +103,7 @@ def test_methods_with_text_have_no_head(name: str) -> None:
     assert registry().get(name).paper_policy == "none"
 
 
-def test_a_stranger_fits_only_what_is_private() -> None:
+def test_a_never_sampled_client_fits_only_what_is_private() -> None:
     federation = toy_federation(PromptFL, epochs=2)
     state = federation.start()
     held = adapt(federation, state, [3], 2, shared=False)

@@ -143,7 +143,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
         sent = method.upload(theta, received)
         seen = {**theta, **constants, "loss": loss, "scores": method.predict(theta, replace(batch, start=constants))}
         seen |= method.aggregate(state.server, sent, federation.weights(clients), clients)
-        seen |= adapt(federation, state, clients, 1, newcomers=True)
+        seen |= adapt(federation, state, clients, 1, unseen=True)
         assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
 
 

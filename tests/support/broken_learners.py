@@ -53,7 +53,7 @@ class WrongSign(HeadTune):
         return {name: 2 * server[name] - mean[name] for name in server}
 
 
-@caught_by("never seen client", "arguments untouched")
+@caught_by("unseen and never sampled", "arguments untouched")
 class AdaptationDrifts(FedVPT):
     """Adapting the head moves the shared prompt as well."""
 
@@ -63,7 +63,7 @@ class AdaptationDrifts(FedVPT):
         return super().loss(theta, batch)
 
 
-@caught_by("never seen client")
+@caught_by("unseen and never sampled")
 class AdaptationReachesTheServer(FedVPT, Downloads):
     def download(self, server: State, clients: Sequence[int]) -> State:
         self.server = server
@@ -75,8 +75,8 @@ class AdaptationReachesTheServer(FedVPT, Downloads):
         return super().loss(theta, batch)
 
 
-@caught_by("never seen client")
-class NoStrangers(FedVPT):
+@caught_by("unseen and never sampled")
+class OnlyKnownClients(FedVPT):
     """Predicts only for clients it has trained."""
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:

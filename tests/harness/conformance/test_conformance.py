@@ -49,14 +49,14 @@ def test_methods_conform_whatever_tokens_are_kept(name: str, memory: int, monkey
 def test_methods_conform_if_clients_that_did_not_change_are_not_counted_again(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out, memories = evaluation.carry_out, WeakKeyDictionary[Federation, Counts]()
+    evaluate_due, memories = evaluation.evaluate_due, WeakKeyDictionary[Federation, Counts]()
     counted: list[int] = []
 
     def remembering(federation: Federation, state: FederationState, evaluations: Sequence[Evaluation]) -> list[Record]:
         counted.append(state.round)
-        return carry_out(federation, state, evaluations, memories.setdefault(federation, Counts()))
+        return evaluate_due(federation, state, evaluations, memories.setdefault(federation, Counts()))
 
-    monkeypatch.setattr(evaluation, "carry_out", remembering)
+    monkeypatch.setattr(evaluation, "evaluate_due", remembering)
     found = failures(registry().get(name))
     # This property reads scores, and what is remembered has none.
     assert found.keys() <= {"evaluation without side effects"}

@@ -225,7 +225,7 @@ def test_features_computed_once_give_the_head_of_recomputed_features() -> None:
     ("name", "policy"),
     [(name, policy) for name in registry().names() for policy in applicable(registry().get(name).paper_policy)],
 )
-def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
+def test_never_sampled_clients_and_unseen_clients_train_their_heads_as_the_policy_says(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is private from its first draw, a copy of what is shared, or nothing. No head: both readings are taken."""

@@ -183,7 +183,7 @@ def test_everything_stays_on_the_gpu(name: str, gpu: FrozenViT, monkeypatch: pyt
     sent = method.upload(theta, received)
     assert elsewhere(theta) == elsewhere(sent) == elsewhere(hooks.diagnostics(method, theta, batch)) == []
     assert elsewhere(method.aggregate(state.server, sent, federation.weights(clients), clients)) == []
-    assert elsewhere(adapt(federation, state, clients, epochs=1, newcomers=True)) == []
+    assert elsewhere(adapt(federation, state, clients, epochs=1, unseen=True)) == []
     assert elsewhere({"loss": loss, "scores": method.predict(theta, batch)}) == []
 
 

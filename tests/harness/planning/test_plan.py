@@ -100,13 +100,13 @@ def test_fedvpt_d_on_cifar_with_ten_classes_a_client() -> None:
     dealt = make_partition(parse_partition("classes:s=10,clients=100"), published("cifar100"), seed=0)
     sizes, tests = (np.array([len(rows) for rows in part]) for part in (dealt.train, dealt.test))
     train = adapted = evaluated = 0
-    strangers = set(range(100))
+    absent = set(range(100))
     for round_ in range(1, 101):
         cohort = numpy_rng(0, "participation", round_).choice(100, 5, replace=False)
         train += 5 * int(sizes[cohort].sum())
-        strangers -= set(cohort.tolist())
+        absent -= set(cohort.tolist())
         if round_ % 10 == 0 or round_ > 90:  # who never took part fits a copy of the head before it is evaluated
-            adapted += 5 * int(sizes[list(strangers)].sum())
+            adapted += 5 * int(sizes[list(absent)].sum())
             evaluated += int(tests.sum())
     inputs = adapted // 5  # what the head reads stays the same in all five epochs
     assert found.tally.images == {"train train": train, "adapt": adapted, "inputs": inputs, "evaluate": evaluated}
@@ -148,8 +148,8 @@ DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
 RECIPE = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "clip": 1.0, "head_input": "normalised"}
 RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "one client per round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
-    "strangers are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
+    "one client per round, never-sampled clients adapt": ("fedvpt", {}, DEALT, SHORT),
+    "never-sampled clients are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
     "every client fine-tunes": ("head-tune-ft", {}, DEALT, SHORT),
     "features of fine-tuning": ("fedvpt-d", {}, DEALT, {**SHORT, "head": "global", "finetune_epochs": 2}),
     "draws of fine-tuning": ("pfedbayespt", {"length": 1}, DEALT, {**SHORT, "finetune_epochs": 2}),
@@ -160,7 +160,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "unseen clients": ("fedvpt-d", {}, f"{DEALT},unseen=half", SHORT),
     "unseen clients and a generator": ("pfedpg", {}, f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
     "exchanges": ("pfedpg", {"unseen_mode": "server_loop"}, f"{DEALT},unseen=last_half", SHORT),
-    "a newcomer that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
+    "an unseen client that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
     "held-out data": ("fedvpt", {}, DEALT, {**SHORT, "val_fraction": 0.3}),
     "another recipe": (
         "fedvpt",
@@ -207,7 +207,7 @@ def as_batches(counts: Mapping[str, int], split: str) -> Counter[tuple[str, str]
     found: Counter[tuple[str, str]] = Counter()
     for kind, count in counts.items():
         if kind != "features":
-            found[shown.get(kind) or ("train", kind.removeprefix("train ").removeprefix("newcomer "))] += count
+            found[shown.get(kind) or ("train", kind.removeprefix("train ").removeprefix("unseen "))] += count
     return found
 
 

@@ -171,12 +171,12 @@ DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 # The stack is given, because choosing it counts steps on `meta`, and the FLOPs of these would count, too.
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2, "stack": 4}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "strangers have nothing to fit": ("promptfl", DEALT, SHORT),
-    "strangers fit their own context": ("coop", DEALT, SHORT),
+    "never-sampled clients have nothing to fit": ("promptfl", DEALT, SHORT),
+    "never-sampled clients fit their own context": ("coop", DEALT, SHORT),
     "everybody tunes a copy": ("promptfl-ft", DEALT, SHORT),
-    "newcomers fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
-    "newcomers fit what the server mixed": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
-    "newcomers train alone, then with experts": (
+    "unseen clients fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
+    "unseen clients fit the mixture": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
+    "unseen clients train alone, then with experts": (
         "pfedmoap",
         f"{DEALT},unseen=half",
         {**SHORT, "epochs": 2, "participation": 1.0},
