@@ -21,8 +21,7 @@ from fedprompt.harness.measuring.metrics import on_test_set, per_client
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
 from fedprompt.harness.report.notes import with_collapse
-from fedprompt.harness.report.papers import PAPERS
-from fedprompt.harness.report.published import load_published
+from fedprompt.harness.report.papers import Paper, load_papers
 from fedprompt.harness.report.reference import published_cells, published_records
 from fedprompt.methods import registry
 
@@ -188,17 +187,17 @@ def _gains(column: pd.DataFrame) -> str:
 
 def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
     """Kendall's tau between our order of methods and the printed one, by setting and policy."""
-    printed = load_published(Path())
+    paper = load_papers(Path()).get("vit")
     main = accuracies[(accuracies["kind"] == "heterogeneity") & (accuracies["samples"] == 0)]
-    if printed is None or main.empty:
+    if paper is None or main.empty:
         return
     partitions = numbers.drop_duplicates("setting").set_index("setting")["partition"]
     orders: dict[str, Order] = {}
     for setting, part in main.groupby("setting", sort=False):
         dataset = PRINTED_FOR.get(parse_partition(partitions[setting]).kind, "")
-        beside, theirs = _printed(printed, dataset, str(setting))
+        beside, theirs = _printed(paper, dataset, str(setting))
         for policy in ("paper", *part["policy"].unique()):
-            order = _compare_orders(_under(part, policy), theirs)
+            order = _compare_orders(_under(part, policy), paper, theirs)
             if order is not None:
                 head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
                 orders[f"{setting}, {head}, beside {beside}"] = order
@@ -223,14 +222,13 @@ def _order(order: "Order", p: float, told: bool) -> str:
     return f"τ = {order.tau:.2f} ({interval}) over {order.methods} methods: {verdict}".replace("-", "−")
 
 
-def _printed(printed: pd.DataFrame, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
+def _printed(paper: Paper, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
     """The paper's Average by method: of the same setting, or the mean of all where it does not print that one."""
-    tables, metrics = PAPERS["vit"].printed_in["heterogeneity"]
-    rows = printed[
-        (printed["paper"] == "vit")
-        & printed["table"].isin(tables)
-        & (printed["dataset"] == dataset)
-        & (printed["metric"] == metrics["average"])
+    where, values = paper.printed["heterogeneity"], paper.values
+    rows = values[
+        values["table"].isin(where.tables)
+        & (values["dataset"] == dataset)
+        & (values["metric"] == where.metrics["average"])
     ]
     same = rows[rows["label"] == setting]
     if same.empty:
@@ -260,12 +258,12 @@ class Order(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | None:
+def _compare_orders(part: pd.DataFrame, paper: Paper, theirs: "pd.Series[float]") -> Order | None:
     """None with fewer than four methods in common, of which no order can be told from chance."""
     table = _table(part)
     table = table.loc[:, table.groupby(level=0).count().gt(0).all()]  # in an order, every row has every seed
     shown = _titles(part).loc[table.columns]
-    titles = {str(row): PAPERS["vit"].titles.get(str(row), (title,))[0] for row, title in shown.items()}
+    titles = {str(row): paper.titles_of(str(row), title)[0] for row, title in shown.items()}
     names = [name for name in dict.fromkeys(titles.values()) if name in theirs.index]
     if len(names) < 4:
         return None

@@ -22,8 +22,8 @@ from overview import overview
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.harness.report.collect import POLICY_HEADINGS
-from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.document import MISSING
+from fedprompt.harness.report.findings import HEADS
 from fedprompt.harness.report.inference import LEVEL
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""What MLflow holds of a suite, as frames, and the numbers of the tables: means over seeds.
+"""What MLflow has of a suite, as frames.
 
 The suite is expanded once and its runs are searched once. Everything comes from MLflow but one thing: the reason of a
 failure that MLflow has not heard of is read from the run folder, where there is one.
@@ -6,10 +6,10 @@ failure that MLflow has not heard of is read from the run folder, where there is
 
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,8 @@ NUMBERS = (*METRICS, *EXCLUDE.values(), "drift", "moving", *COSTS)
 TAGS = {"commit": "git_commit", "partition_hash": "partition_hash", "data_checksum": "data_checksum"}
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where an entry stands in the tables: what the seeds of one number share."""
 
     table: str
@@ -64,7 +65,7 @@ class Place(NamedTuple):
     reading: str  # the policy that it stands for
 
 
-PLACE = list(Place._fields)
+PLACE = [field.name for field in fields(Place)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def collect(
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
     diverged = {place for place, row in zip(places, rows, strict=True) if row["status"] == "diverged"}
     heads = [
-        {**place._asdict(), "cell": key, "seed": entry.cell.seed}
+        {**asdict(place), "cell": key, "seed": entry.cell.seed}
         for place, key, entry in zip(places, hashes, planned, strict=True)
         if place not in diverged  # seeds that did not diverge say nothing about those that did
     ]
@@ -191,45 +192,6 @@ def _placed(
     lead = pd.DataFrame(available).iloc[repeated].reset_index(drop=True)
     body = pd.concat(frames, ignore_index=True).drop(columns=lead.columns, errors="ignore")  # records name the seed too
     return pd.concat([lead, body], axis=1)
-
-
-def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """One row per place and metric: mean and sample standard deviation over seeds, in percent."""
-    rows = []
-    for place, cells in results.groupby(PLACE, sort=False):
-        finished = cells[cells["status"] == "finished"]
-        state = _state(set(cells["status"]))
-        finished = finished if state == "finished" else finished[:0]
-        first = cells.iloc[0]
-        for metric in OF_KIND[first["kind"]]:
-            values = finished[metric].dropna() * 100
-            without = finished[EXCLUDE[metric]].dropna() * 100 if metric in EXCLUDE else values
-            rows.append(
-                {
-                    **dict(zip(PLACE, place, strict=True)),
-                    **{name: first[name] for name in ("dataset", "partition", "method")},
-                    "metric": metric,
-                    "mean": values.mean(),
-                    "std": values.std(ddof=1),
-                    "mean_exclude": without.mean(),
-                    "std_exclude": without.std(ddof=1),
-                    "seeds": len(finished),
-                    "seeds_expected": len(cells),
-                    "status": state,
-                    "untuned": first["untuned"],
-                    "rounds_counted": finished["rounds_counted"].max(),
-                    "bytes_up": finished["floats_up"].mean() * 4,  # one client in one round; floats of four bytes
-                    "bytes_down": finished["floats_down"].mean() * 4,
-                    "drift": finished["drift"].mean(),
-                    "moving": finished["moving"].mean(),  # share of the seeds
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def _state(states: Collection[str]) -> str:
-    """Of a number, from those of its seeds: it is no average of seeds if one of them diverged."""
-    return next(state for state in ("diverged", "finished", "failed", "missing") if state in states)
 
 
 def short_commit(commit: str) -> str:

@@ -1,20 +1,28 @@
-"""What the tables say: one sentence per setting and head policy, and mean ranks over settings."""
+"""What the tables say, in sentences: of each setting and head policy, of V-sweeps, of mean ranks over settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 import pandas as pd
 
 from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.report.collect import POLICY_HEADINGS
-from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons
-from fedprompt.harness.report.conclusion import HEADS, conclusion
-from fedprompt.harness.report.inference import Difference
+from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons, Sweeps
+from fedprompt.harness.report.inference import Difference, Leader, significant_rows
+from fedprompt.harness.report.numbers import Number, grouped
 from fedprompt.harness.report.power import Detectable
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
-from fedprompt.harness.report.sweeps import Sweeps, sweep_sentence
 from fedprompt.harness.running.suite import Setting, Suite
 
+HEADS = {
+    "local": "Under a local head",
+    "global": "Under a global head",
+    "global_then_ft": "Under a global head that each client fine-tunes",
+    "none": "",
+    "none_then_ft": "After each client has fine-tuned its prompt",
+    "paper": "With the head as in each method's paper",
+}
+LISTED = 3  # more gains or losses than this are counted, and only the largest is given
 Sentences = Mapping[tuple[int, str], str]  # by number of the setting and policy, as it is listed
 
 
@@ -51,13 +59,15 @@ def _largest(comparison: Comparison) -> Detectable | None:
     return max(known, key=lambda limit: limit.points, default=None)
 
 
-def ranks_by_policy(summary: pd.DataFrame) -> dict[str, MeanRanks]:
+def ranks_by_policy(numbers: Sequence[Number]) -> dict[str, MeanRanks]:
     """Mean ranks over the heterogeneity settings, by policy; rows are named by their titles."""
-    main = summary[(summary["kind"] == "heterogeneity") & (summary["metric"] == COMPARED["heterogeneity"])]
-    whole = main[main["seeds"] == main["seeds_expected"]]
+    main = [n for n in numbers if n.kind == "heterogeneity" and n.metric == COMPARED["heterogeneity"]]
+    whole = [number for number in main if number.seeds == number.seeds_expected]
     return {
-        str(policy): mean_ranks(part.pivot(index="title", columns="column", values="mean"))
-        for policy, part in whole.groupby("policy", sort=False)
+        policy: mean_ranks(
+            pd.DataFrame([(n.title, n.column, n.mean) for n in part]).pivot(index=0, columns=1, values=2)
+        )
+        for policy, part in grouped(whole, lambda n: n.policy).items()
     }
 
 
@@ -72,3 +82,118 @@ def what_the_tables_say(suite: Suite, concluded: Sentences, ranks: Mapping[str, 
         verdicts.setdefault(ranked.verdict, []).append(POLICY_HEADINGS[policy])
     for verdict, headings in verdicts.items():
         yield verdict if len(ranks) == 1 else f"{'; '.join(headings)}: {verdict}"
+
+
+# -- one sentence -----------------------------------------------------------------------------------------------------
+
+
+def conclusion(
+    gains: Mapping[str, Difference],
+    leader: Leader | None = None,
+    detectable: Detectable | None = None,
+    policy: str = "",
+    titles: Mapping[str, str] | None = None,
+    control: str = "no prompt",
+) -> str:
+    """One sentence from `paired`, `distinguishable` and `smallest_detectable`.
+
+    ``gains`` is empty where the table has no control; ``titles`` names rows by key; ``control`` is how the sentence
+    calls the control.
+    """
+    names = titles or {}
+    compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
+    parts = (
+        [_against(compared, names, control, detectable)] if compared else [f"nothing can be compared with {control}"]
+    )
+    if leader is not None and (not compared or len(significant_rows(compared, 1)) > 1):
+        parts.append(_lead(leader, names))
+    seeds = {gain.seeds for gain in compared.values()} | ({leader.difference.seeds} if leader else set())
+    if seeds == {1}:
+        parts.append("with one seed this speaks about further clients, not about further seeds")
+    text = "; ".join(parts)
+    head = HEADS.get(policy, f"Under head policy {policy}" if policy else "")
+    return f"{head}, {text}." if head else f"{text[0].upper()}{text[1:]}."
+
+
+def _against(
+    gains: Mapping[str, Difference], names: Mapping[str, str], control: str, detectable: Detectable | None
+) -> str:
+    up, down = significant_rows(gains, 1), significant_rows(gains, -1)
+    clauses = [_changes(changes, verb, names, control) for changes, verb in ((up, "gain"), (down, "lose")) if changes]
+    undecided = len(gains) - len(up) - len(down)
+    limit = (
+        f" (smallest detectable difference {detectable.points:.1f} points)"
+        if detectable and not isnan(detectable.points)
+        else ""
+    )
+    if undecided:
+        clauses.append(_left(undecided, len(gains), control) + limit)
+    elif limit:
+        clauses[-1] += limit
+    return "; ".join(clauses)
+
+
+def _left(left: int, total: int, control: str) -> str:
+    if left == total:
+        return (
+            f"none of {total} methods can be told from {control}"
+            if total > 1
+            else f"the method equals {control} as far as can be told"
+        )
+    return (
+        f"none of the other {left} can be told from {control}"
+        if left > 1
+        else f"the other one cannot be told from {control}"
+    )
+
+
+def _changes(changes: list[Difference], verb: str, names: Mapping[str, str], control: str) -> str:
+    """ "A gains 4.2 points over no prompt (...)", with the largest alone where there are many."""
+    preposition = "over" if verb == "gain" else "against"
+    if len(changes) > LISTED:
+        most = changes[0]
+        return f"{len(changes)} methods {verb} {preposition} {control}, most of all {_amount(most, names)}"
+    if len(changes) == 1:
+        name, amount = _name(changes[0].row, names), _points(changes[0])
+        return f"{name} {verb}s {amount[0]} points {preposition} {control} ({amount[1]})"
+    listed = [_amount(change, names) for change in changes]
+    return f"{', '.join(listed[:-1])} and {listed[-1]} {verb} {preposition} {control}"
+
+
+def _amount(change: Difference, names: Mapping[str, str]) -> str:
+    points, interval = _points(change)
+    return f"{_name(change.row, names)} ({points} points, {interval})"
+
+
+def _points(change: Difference) -> tuple[str, str]:
+    """How much, without its sign, and the interval turned the same way."""
+    low, high = (change.low, change.high) if change.points > 0 else (-change.high, -change.low)
+    return f"{abs(change.points):.1f}", f"95 % interval {_signed(low)} to {_signed(high)}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:.1f}".replace("-", "−")
+
+
+def _lead(leader: Leader, names: Mapping[str, str]) -> str:
+    best, second = _name(leader.best, names), _name(leader.second, names)
+    if not leader.distinguishable:
+        return f"{best} and {second}, the two best, cannot be told apart"
+    return f"{best} is better than {second}, the second, by {leader.difference.points:.1f} points"
+
+
+def _name(row: str, names: Mapping[str, str]) -> str:
+    return names.get(row, row)
+
+
+def sweep_sentence(differences: Mapping[int, Difference], title: str) -> str:
+    """What the largest V says against V = 1."""
+    most = max(differences)
+    change = differences[most]
+    interval = f"95 % interval {change.low:.2f} to {change.high:.2f}"
+    if change.significant:
+        verb = "gains" if change.points > 0 else "loses"
+        text = f"{title} {verb} {abs(change.points):.2f} points by averaging {most} draws instead of one ({interval})."
+    else:
+        text = f"{title} with {most} draws cannot be told from one draw ({change.points:+.2f} points, {interval})."
+    return text.replace(" -", " −").replace("(-", "(−")

@@ -15,13 +15,13 @@ from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import compose, summarise_suite
 from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import write_figures
+from fedprompt.harness.report.numbers import numbers_frame
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 from fedprompt.harness.running.suite import Suite
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
 DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell
-FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"]
 
 
 def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool = False) -> Path:
@@ -55,7 +55,7 @@ def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_co
     _write(folder / "report.md", markdown.render(document, folder))
     _write(folder / "index.html", html.render(document))
     latex.write(document, folder)
-    _write(folder / "tables.csv", _tables_csv(suite, summary.numbers))
+    _write(folder / "tables.csv", _csv(numbers_frame(suite, summary.numbers)))
     _write(folder / "cells.csv", _csv(results.drop(columns="column")))
     _show(document, folder, console)
     text = Console(file=io.StringIO(), width=console.width)
@@ -105,12 +105,6 @@ def _tuning_notes(suite: Suite, out: Path) -> list[str]:
     from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
 
     return tuning_notes([choice.entry for choice in tuned_choices(suite, out)])
-
-
-def _tables_csv(suite: Suite, numbers: pd.DataFrame) -> str:
-    """One line per number, at full precision."""
-    frame = numbers.assign(suite=suite.name, doubts=[" ".join(texts) for texts in numbers["doubts"]])
-    return _csv(frame[[*FIRST, *(name for name in frame if name not in (*FIRST, "column"))]])
 
 
 def _csv(frame: pd.DataFrame) -> str:

@@ -1,5 +1,6 @@
 """What a published run answers, from planted accuracies."""
 
+import dataclasses
 from pathlib import Path
 
 import answers as module
@@ -7,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from answers import answers, collapses, has_prompts
+
+from fedprompt.harness.report.papers import load_papers
 
 PRINTED = {"Head-Tune": 70, "FedVPT": 72, "FedVPT-D": 74, "pFedPG": 76, "SGPT": 78, "pFedBayesPT": 80}
 ROWS = {  # row: title, accuracy; the order is the printed one
@@ -57,13 +60,13 @@ def runs(**accuracy: float) -> pd.DataFrame:
 def text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, frame: pd.DataFrame, table: pd.DataFrame) -> str:
     table.to_csv(tmp_path / "tables.csv", index=False)
     runs().to_csv(tmp_path / "cells.csv", index=False)
-    printed = [
-        {"paper": "vit", "table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"}
-        | {"method": method, "value": value}
+    values = [
+        {"table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"} | {"method": method, "value": value}
         for method, value in PRINTED.items()
     ]
     monkeypatch.setattr(module, "client_accuracies", lambda _: frame)
-    monkeypatch.setattr(module, "load_published", lambda _: pd.DataFrame(printed))
+    paper = dataclasses.replace(load_papers(Path())["vit"], values=pd.DataFrame(values))
+    monkeypatch.setattr(module, "load_papers", lambda _: {"vit": paper})
     return answers(tmp_path)
 
 

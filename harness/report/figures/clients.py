@@ -13,10 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import Dataset, Partition, heat_map, make_partition, parse_partition, train_counts
-from fedprompt.harness.report.accuracies import client_accuracies, protocol_of
 from fedprompt.harness.report.figures.curves import figure_parts, main_settings, setting_name, titles_shown
 from fedprompt.harness.report.figures.style import DrawnFigure, label_y, looks, panels
 from fedprompt.harness.report.tables import slug
+from fedprompt.harness.report.values import client_values, protocol_of
 from fedprompt.harness.running.suite import Setting, Suite
 
 LoadDataset = Callable[[str], Dataset]  # by name; a UserError where the data are not at hand
@@ -27,7 +27,7 @@ WRITTEN = 64  # cells of a heat map that carry their number, at most
 
 def figures_spread(suite: Suite, records: pd.DataFrame) -> Iterator[DrawnFigure]:
     """One dot per client and seed, with their quartiles; one line per method and one panel per setting."""
-    for part in figure_parts(suite, client_accuracies(suite.settings, main_settings(records))):
+    for part in figure_parts(suite, client_values(suite.settings, main_settings(records))):
         caption = (
             "Accuracies of the clients, mean over the reported rounds: one dot per client and seed; box: "
             "quartiles over them, bar: median, diamond: mean."
@@ -43,7 +43,7 @@ def _spread(suite: Suite, clients: pd.DataFrame) -> Figure:
     figure, axes = panels(len(columns), height=0.55 + 0.155 * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
         for key, row in clients[clients["column"] == column].groupby("row", sort=False):
-            _line_of_clients(ax, 100 * row["accuracy"].to_numpy(), places[str(key)], row_looks[str(key)].colour)
+            _line_of_clients(ax, 100 * row["value"].to_numpy(), places[str(key)], row_looks[str(key)].colour)
         ax.set_yticks(list(places.values()), list(titles.values()))
         ax.set_ylim(len(titles) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)

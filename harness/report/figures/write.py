@@ -1,6 +1,6 @@
 """Every figure of a report, as PNG for pages and as PDF for print. A figure without data is left out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedprompt.harness.report.figures.ranks import figures_ranks
 from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save_figure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.findings import ranks_by_policy
+from fedprompt.harness.report.numbers import Number
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,22 @@ class WrittenFigure:
 
 def write_figures(
     recorded: Recorded,
-    summary: pd.DataFrame,
+    numbers: Sequence[Number],
     folder: Path,
     tuning: pd.DataFrame | None = None,
     data_root: Path | None = None,
 ) -> list[WrittenFigure]:
-    """Draw what was recorded into ``folder``; ``summary`` holds the printed values, ``tuning`` is of `tuning_frame`."""
+    """Draw what was recorded into ``folder``; ``tuning`` is of `tuning_frame`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = []
     with print_style():
-        for drawn in _draw(recorded, summary, tuning, data_root):
+        for drawn in _draw(recorded, numbers, tuning, data_root):
             figures.append(WrittenFigure(drawn.name, drawn.title, drawn.caption, *save_figure(drawn, folder)))
     return figures
 
 
 def _draw(
-    recorded: Recorded, summary: pd.DataFrame, tuning: pd.DataFrame | None, data_root: Path | None
+    recorded: Recorded, numbers: Sequence[Number], tuning: pd.DataFrame | None, data_root: Path | None
 ) -> Iterator[DrawnFigure]:
     """Gains in one figure; of the other results, one figure of each kind and head policy."""
 
@@ -55,22 +56,24 @@ def _draw(
     def load(name: str) -> Dataset:
         return load_dataset(name, root=data_root)
 
-    yield from figures_gains(recorded.suite, summary)
+    yield from figures_gains(recorded.suite, numbers)
     policies, counted = list(recorded.results["policy"].unique()), Counted()
     for policy in policies:
-        figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load, counted)
+        figures = _results(recorded.under(policy), [n for n in numbers if n.policy == policy], load, counted)
         yield from figures if len(policies) == 1 else (_named(figure, policy) for figure in figures)
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)
 
 
-def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset, counted: Counted) -> Iterator[DrawnFigure]:
-    yield from figures_rounds(recorded.suite, recorded.records, summary)
+def _results(
+    recorded: Recorded, numbers: Sequence[Number], load: LoadDataset, counted: Counted
+) -> Iterator[DrawnFigure]:
+    yield from figures_rounds(recorded.suite, recorded.records, numbers)
     yield from figures_cost(recorded, load, counted)
-    yield from figures_vsweep(recorded.suite, recorded.results, summary)
+    yield from figures_vsweep(recorded.suite, recorded.results, numbers)
     yield from figures_spread(recorded.suite, recorded.records)
-    for ranks in ranks_by_policy(summary).values():
+    for ranks in ranks_by_policy(numbers).values():
         yield from figures_ranks(ranks)
 
 

@@ -1,4 +1,4 @@
-from fedprompt.harness.report.conclusion import conclusion
+from fedprompt.harness.report.findings import conclusion
 from fedprompt.harness.report.inference import Difference, Leader
 from fedprompt.harness.report.power import Detectable
 

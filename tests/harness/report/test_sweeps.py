@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, records_frame
 
-from fedprompt.harness.report.sweeps import compare_draws, draws, sweep_sentence
+from fedprompt.harness.report.comparisons import compare_draws, draws
+from fedprompt.harness.report.findings import sweep_sentence
 from fedprompt.harness.running.suite import Suite
 
 CLIENTS = [0.50, 0.60, 0.40, 0.70]
