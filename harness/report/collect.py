@@ -7,7 +7,7 @@ failure that MLflow has not heard of is read from the run folder, where there is
 import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +109,23 @@ def collect(
         for key, entry in zip(hashes, planned, strict=True)
     ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
-    diverged = {place for place, row in zip(places, rows, strict=True) if row["status"] == "diverged"}
-    heads = [
-        {**asdict(place), "cell": key, "seed": entry.cell.seed}
-        for place, key, entry in zip(places, hashes, planned, strict=True)
-        if place not in diverged  # seeds that did not diverge say nothing about those that did
-    ]
-    records = _placed(heads, _readings(run_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
-    rounds = {(key, reading): frame for key, frame in run_rounds(uri, finished).items() for reading in POLICIES}
-    return Recorded(suite, planned, results, records, _placed(heads, rounds, ROUND_COLUMNS))
+    return place_files(suite, planned, results, run_records(uri, finished), run_rounds(uri, finished))
+
+
+def place_files(
+    suite: Suite,
+    planned: tuple[Planned, ...],
+    results: pd.DataFrame,
+    records: Mapping[str, pd.DataFrame],
+    rounds: Mapping[str, pd.DataFrame],
+) -> Recorded:
+    """The results with the records and rounds of their cells (by hash), one copy for each entry that shows a cell."""
+    places = results.set_index(PLACE).index
+    # Seeds that did not diverge say nothing about those that did.
+    heads = results[~places.isin(places[results["status"] == "diverged"])][[*PLACE, "cell", "seed"]]
+    by_reading = {(key, reading): frame for key, frame in rounds.items() for reading in POLICIES}
+    placed_records = _placed(heads, _readings(records), (*RECORD_COLUMNS, "accuracy"))
+    return Recorded(suite, planned, results, placed_records, _placed(heads, by_reading, ROUND_COLUMNS))
 
 
 def _readings(files: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], pd.DataFrame]:
@@ -177,19 +185,17 @@ def _metric(name: str, reading: str) -> str:
     return f"{name}_ft" if is_finetuned(reading) and name not in COSTS else name
 
 
-def _placed(
-    heads: Sequence[Mapping[str, Any]], files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]
-) -> pd.DataFrame:
+def _placed(heads: pd.DataFrame, files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
     """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice.
 
     ``files`` are by cell and reading.
     """
-    available = [head for head in heads if (head["cell"], head["reading"]) in files]
-    if not available:
-        return pd.DataFrame(columns=list(dict.fromkeys([*PLACE, "cell", "seed", *columns])))
-    frames = [files[head["cell"], head["reading"]] for head in available]
+    keys = list(zip(heads["cell"], heads["reading"], strict=True))
+    frames = [files[key] for key in keys if key in files]
+    if not frames:
+        return pd.DataFrame(columns=list(dict.fromkeys([*heads, *columns])))
     repeated = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
-    lead = pd.DataFrame(available).iloc[repeated].reset_index(drop=True)
+    lead = heads[[key in files for key in keys]].iloc[repeated].reset_index(drop=True)
     body = pd.concat(frames, ignore_index=True).drop(columns=lead.columns, errors="ignore")  # records name the seed too
     return pd.concat([lead, body], axis=1)
 

@@ -1,6 +1,6 @@
 """What a report says, in which order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from fedprompt.harness.report import notes, tables
+from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.comparisons import Comparisons, Sweeps, compare_draws, compare_rows
 from fedprompt.harness.report.document import Document, Grid, Note, Section
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
@@ -19,6 +20,7 @@ from fedprompt.harness.running.suite import Suite
 if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure
 
+Draw = Callable[[Sequence[Number]], Sequence["WrittenFigure"]]
 PUBLISHED = "Beside the published values"
 
 
@@ -35,6 +37,15 @@ def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, 
     """From the frames of `Recorded`; printed values are looked for in ``out`` first."""
     comparisons, sweeps, papers = compare_rows(suite, results, records), compare_draws(suite, records), load_papers(out)
     return Summary(summarise(suite, results, comparisons, sweeps, papers), comparisons, sweeps, papers)
+
+
+def compose_report(
+    recorded: Recorded, out: Path, draw: Draw | None = None, tuning_notes: Sequence[str] = ()
+) -> tuple[Document, Summary]:
+    """The document of what was recorded, and its numbers; ``draw`` makes the figures, and without it there are none."""
+    summary = summarise_suite(recorded.suite, recorded.results, recorded.records, out)
+    figures = draw(summary.numbers) if draw else ()
+    return compose(recorded.suite, recorded.results, summary, figures, tuning_notes), summary
 
 
 def compose(

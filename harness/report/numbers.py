@@ -171,6 +171,10 @@ def numbers_frame(suite: Suite, numbers: Sequence[Number]) -> pd.DataFrame:
     return pd.DataFrame([dict(_line(suite.name, number)) for number in numbers])
 
 
+def csv_text(frame: pd.DataFrame) -> str:
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
 def _line(suite: str, n: Number) -> Iterator[tuple[str, object]]:
     yield "suite", suite
     for name in ("table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"):

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,11 +12,11 @@ from rich.console import Console
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.harness.recording.store import find_runs
-from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.compose import compose, summarise_suite
+from fedprompt.harness.report.collect import Recorded, collect
+from fedprompt.harness.report.compose import compose_report
 from fedprompt.harness.report.document import Document
-from fedprompt.harness.report.figures.write import write_figures
-from fedprompt.harness.report.numbers import numbers_frame
+from fedprompt.harness.report.figures.write import WrittenFigure, write_figures
+from fedprompt.harness.report.numbers import Number, csv_text, numbers_frame
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 from fedprompt.harness.running.suite import Suite
@@ -40,28 +41,43 @@ def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_co
     suite_runs = find_runs(uri, suite.cells())
     stamp = make_stamp(suite, suite_runs, out, accept_code)
     recorded = collect(suite, uri, out, accept_code, suite_runs)
-    results = recorded.results
-    folder = out / "report" / suite.name
-    loss = _loss(folder / "cells.csv", results)
+    folder, notes = out / "report" / suite.name, _tuning_notes(suite, out)
+    loss = _loss(folder / "cells.csv", recorded.results)
     if loss:
-        summary = summarise_suite(suite, results, recorded.records, out)
-        terminal.show(compose(suite, results, summary, (), _tuning_notes(suite, out)), console)
+        terminal.show(compose_report(recorded, out, tuning_notes=notes)[0], console)
         raise UserError(f"{folder} is left as it is: {loss} Remove the folder if you do not need it.")
-    shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
-    (folder / "figures").mkdir(parents=True)
-    summary = summarise_suite(suite, results, recorded.records, out)
-    figures = write_figures(recorded, summary.numbers, folder / "figures", _tuning(suite, uri))
-    document = compose(suite, results, summary, figures, _tuning_notes(suite, out))
-    _write(folder / "report.md", markdown.render(document, folder))
-    _write(folder / "index.html", html.render(document))
-    latex.write(document, folder)
-    _write(folder / "tables.csv", _csv(numbers_frame(suite, summary.numbers)))
-    _write(folder / "cells.csv", _csv(results.drop(columns="column")))
+    document = write_files(recorded, folder, out, _tuning(suite, uri), notes)
     _show(document, folder, console)
     text = Console(file=io.StringIO(), width=console.width)
     _show(document, folder, text)
     write_stamp(folder, stamp, text.file.getvalue())  # type: ignore[attr-defined]
     return folder / "index.html"
+
+
+def write_files(
+    recorded: Recorded, folder: Path, out: Path, tuning: pd.DataFrame | None = None, tuning_notes: Sequence[str] = ()
+) -> Document:
+    """Every file of a report but the terminal's text; figures of an earlier one are removed.
+
+    Printed values are looked for in ``out`` first. ``tuning`` has what was tried, for figures; ``tuning_notes`` say how
+    much its outcome can be relied on.
+    """
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+
+    def draw(numbers: Sequence[Number]) -> Sequence[WrittenFigure]:
+        return write_figures(recorded, numbers, folder / "figures", tuning)
+
+    document, summary = compose_report(recorded, out, draw, tuning_notes)
+    texts = {
+        "report.md": markdown.render(document, folder),
+        "index.html": html.render(document),
+        "tables.csv": csv_text(numbers_frame(recorded.suite, summary.numbers)),
+        "cells.csv": csv_text(recorded.results.drop(columns="column")),
+    }
+    latex.write(document, folder)
+    for name, text in texts.items():
+        write_atomic(folder / name, text.encode())
+    return document
 
 
 def _show(document: Document, folder: Path, console: Console) -> None:
@@ -105,11 +121,3 @@ def _tuning_notes(suite: Suite, out: Path) -> list[str]:
     from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
 
     return tuning_notes([choice.entry for choice in tuned_choices(suite, out)])
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    return frame.to_csv(index=False, lineterminator="\n")
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomic(path, text.encode())
