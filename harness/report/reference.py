@@ -201,11 +201,12 @@ def recorded_in(folder: Path, suite: Suite | None = None) -> Recorded:
     return place_files(suite, planned, results, records, rounds)
 
 
-def write_texts(recorded: Recorded, folder: Path) -> None:
-    """Write tables.csv and report.md of a published run, in the words of the present code."""
+def write_texts(recorded: Recorded, folder: Path, place: Path | None = None) -> None:
+    """Write tables.csv and report.md of the published run ``folder`` to ``place``, in the words of the present code."""
+    place = place or folder
     document, summary = compose_report(recorded, folder, tuning_notes=published_notes(folder))
-    write_atomic(folder / "tables.csv", csv_text(numbers_frame(recorded.suite, summary.numbers)).encode())
-    write_atomic(folder / "report.md", markdown.render(document, folder).encode())
+    write_atomic(place / "tables.csv", csv_text(numbers_frame(recorded.suite, summary.numbers)).encode())
+    write_atomic(place / "report.md", markdown.render(document, place).encode())
 
 
 class Restored(NamedTuple):
