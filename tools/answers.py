@@ -29,7 +29,7 @@ FULL = "pfedbayespt"
 PARTS = {  # question, the row with the part, the row without
     "Does the rate of a head matter (no prompt at 0.001 against its tuned rate)?": ("no-prompt-gentle", "head-tune"),
     "Does the mixture term matter (S = 1 against S = 0)?": (FULL, "full-without-mixture"),
-    "Do masks (five draws, without noise, against none)?": ("d-with-masks", "pfedbayespt-d"),
+    "Do masks matter (five draws against none, both without noise)?": ("d-with-masks", "pfedbayespt-d"),
 }
 DRAWS = "Does the number of draws V (10 against 1)?"
 PRINTED_FOR = {"domains": "DomainNet", "classes": "CIFAR-100"}  # the paper's data set with the same kind of shift
@@ -111,13 +111,13 @@ def _answer(question: str, compared: Mapping[str, Difference]) -> str:
     if not compared:
         return ""
     adjusted = holm([difference.p for difference in compared.values()])
-    told = [p < LEVEL for p in adjusted]
+    significant = [p < LEVEL for p in adjusted]
     verdict = (
-        f"It can be told from zero in {sum(told)} of {len(told)} columns (†)"
-        if any(told)
-        else f"No difference can be told from zero in {_of(len(told), 'column')}"
+        f"Significant in {sum(significant)} of {len(significant)} columns (†)"
+        if any(significant)
+        else f"No significant difference in {_of(len(significant), 'column')}"
     )
-    listed = [f"{where} {_gain(d)}{'†' * t}" for (where, d), t in zip(compared.items(), told, strict=True)]
+    listed = [f"{where} {_gain(d)}{'†' * t}" for (where, d), t in zip(compared.items(), significant, strict=True)]
     return f"**{question}** {verdict}: {'; '.join(listed)}."
 
 
@@ -146,7 +146,7 @@ def _prompts(numbers: pd.DataFrame) -> Iterator[str]:
     ):
         columns = [(where, column) for where, column in _columns(part)]
         if columns:
-            won = sum(bool((_told(column) & (column["gain"] > 0)).any()) for _, column in columns)
+            won = sum(bool((_is_significant(column) & (column["gain"] > 0)).any()) for _, column in columns)
             lines = [
                 f"- {'Unseen clients, ' * (column['kind'].iloc[0] == 'unseen')}{where}: {_gains(column)}."
                 for where, column in columns
@@ -165,7 +165,7 @@ def has_prompts(method: str) -> bool:
     return method not in registry() or any(field.name == "length" for field in fields(registry().get(method).Params))
 
 
-def _told(column: pd.DataFrame) -> "pd.Series[bool]":
+def _is_significant(column: pd.DataFrame) -> "pd.Series[bool]":
     return column["gain_p_adjusted"] < LEVEL
 
 
@@ -173,13 +173,16 @@ def _gains(column: pd.DataFrame) -> str:
     """Who gains or loses and how much; what would have been found where nobody does."""
     texts = []
     for verb, sign in (("gain", 1), ("lose", -1)):
-        rows = column[_told(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
+        rows = column[_is_significant(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
         changes = rows[["gain", "gain_low", "gain_high"]].to_numpy(float)
         amounts = [f"{title} {_points(*change)}" for title, change in zip(rows["title"], changes, strict=True)]
         if amounts:
             texts.append(f"{len(amounts)} of {len(column)} {verb}{'s' * (len(amounts) == 1)}: {', '.join(amounts)}")
     limit = column["smallest_detectable"].max()
-    return "; ".join(texts) or f"none of {len(column)} can be told from no prompt; {limit:.1f} points could have been"
+    return (
+        "; ".join(texts)
+        or f"no significant difference for any of {len(column)}; {limit:.1f} points could have been found"
+    )
 
 
 # -- our order against the paper's -----------------------------------------------------------------------------------
@@ -200,24 +203,22 @@ def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
             order = _compare_orders(_under(part, policy), paper, theirs)
             if order is not None:
                 head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
-                orders[f"{setting}, {head}, beside {beside}"] = order
+                orders[f"{setting}, {head}, compared with {beside}"] = order
     if orders:
         adjusted = holm([order.p for order in orders.values()])
-        told = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
-        verdicts = map(_order, orders.values(), adjusted, told)
+        significant = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
+        verdicts = map(_order, orders.values(), adjusted, significant)
         lines = [f"- {place}: {verdict}." for place, verdict in zip(orders, verdicts, strict=True)]
         yield (
             "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
             "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders, "
-            f"adjusted for all columns; the paper prints no spread. It can be told from chance in {sum(told)} of "
-            f"{len(told)} columns.\n\n" + "\n".join(lines)
+            f"adjusted for all columns; the paper prints no spread. Significant in {sum(significant)} of "
+            f"{len(significant)} columns.\n\n" + "\n".join(lines)
         )
 
 
-def _order(order: "Order", p: float, told: bool) -> str:
-    verdict = (
-        ("agree" if order.tau > 0 else "contradict each other") if told else "cannot be told from unrelated orders"
-    )
+def _order(order: "Order", p: float, significant: bool) -> str:
+    verdict = ("agree" if order.tau > 0 else "contradict each other") if significant else "no significant agreement"
     interval = f"{order.low:.2f} to {order.high:.2f}; p = {p:.2f}"
     return f"τ = {order.tau:.2f} ({interval}) over {order.methods} methods: {verdict}".replace("-", "−")
 
@@ -245,7 +246,7 @@ def _under(part: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 class Order(NamedTuple):
-    """Our order beside the printed one."""
+    """Our order compared with the printed one."""
 
     tau: float
     low: float
@@ -259,7 +260,7 @@ class Order(NamedTuple):
 
 
 def _compare_orders(part: pd.DataFrame, paper: Paper, theirs: "pd.Series[float]") -> Order | None:
-    """None with fewer than four methods in common, of which no order can be told from chance."""
+    """None with fewer than four methods in common, of which no order can be significant."""
     table = _table(part)
     table = table.loc[:, table.groupby(level=0).count().gt(0).all()]  # in an order, every row has every seed
     shown = _titles(part).loc[table.columns]

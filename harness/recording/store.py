@@ -66,7 +66,7 @@ def make_database(uri: str) -> None:
     """Create an sqlite database of MLflow, if there is none, under another name first.
 
     MLflow creates it by dozens of migrations; being killed in between leaves tables that it never accepts again. A
-    database in that state, which has no runs, is made anew.
+    database in that state, which has no runs, is made again.
     """
     path = Path(uri.partition("?")[0].removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or (path.exists() and not _is_half_made(path)):

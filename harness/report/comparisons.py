@@ -14,7 +14,7 @@ from fedprompt.harness.measuring.evaluation import LOCAL
 from fedprompt.harness.measuring.metrics import on_test_set
 from fedprompt.harness.report.inference import Difference, Leader, distinguishable, holm, paired
 from fedprompt.harness.report.power import Detectable, smallest_detectable
-from fedprompt.harness.report.values import ACCURACY, ENTRY, by_policy, by_row, client_values, newcomer_values
+from fedprompt.harness.report.values import ACCURACY, ENTRY, by_policy, by_row, client_values, unseen_values
 from fedprompt.harness.running.suite import Setting, Suite
 
 NO_PROMPT = "head-tune"  # the method
@@ -46,10 +46,10 @@ def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, mea
     """Of every setting and policy that has records of ``measure``, V-sweeps apart."""
     kind = records["column"].map({column: setting.kind for column, setting in enumerate(suite.settings)})
     trained = client_values(suite.settings, records[kind.isin(["heterogeneity", "ablation"])], measure)
-    newcomers = newcomer_values(records[kind == "unseen"], measure)
+    unseen = unseen_values(records[kind == "unseen"], measure)
     shared = [client_values(suite.settings, records[kind == name], measure, test_set=name) for name in SHARED]
     comparisons = {}
-    for part in (trained, newcomers, *shared):
+    for part in (trained, unseen, *shared):
         for column, policy, values in by_policy(part):
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
             setting, table = suite.settings[column], by_row(values)

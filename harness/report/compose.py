@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.report.figures.write import WrittenFigure
 
 Draw = Callable[[Sequence[Number]], Sequence["WrittenFigure"]]
-PUBLISHED = "Beside the published values"
+PUBLISHED = "Compared with the published values"
 
 
 class Summary(NamedTuple):

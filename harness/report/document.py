@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 FAILED, DIVERGED = "failed", "diverged"
-UNTUNED = "‡"  # marks numbers whose rates were not tuned, beside others whose were
+UNTUNED = "‡"  # marks numbers whose rates were not tuned, while those of others were
 GAP = 2  # characters between two columns of text
 
 

@@ -37,7 +37,7 @@ def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentenc
         by_row.setdefault((column, policy, row), {})[v] = difference
     for (column, policy, row), differences in by_row.items():
         titles = {each.key: each.title for each in suite.settings[column].rows}
-        text = f"{HEADS.get(policy, policy)}, {sweep_sentence(differences, titles[row])}"
+        text = _under(policy, sweep_sentence(differences, titles[row]))
         concluded[column, policy] = f"{concluded.get((column, policy), '')} {text}".strip()
     return concluded
 
@@ -102,98 +102,62 @@ def conclusion(
     """
     names = titles or {}
     compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
-    parts = (
-        [_against(compared, names, control, detectable)] if compared else [f"nothing can be compared with {control}"]
-    )
+    parts = list(_against(compared, names, control)) if compared else [f"nothing can be compared with {control}"]
+    if compared and detectable and not isnan(detectable.points):
+        parts[-1] += f" (smallest detectable difference {detectable.points:.1f} points)"
     if leader is not None and (not compared or len(significant_rows(compared, 1)) > 1):
         parts.append(_lead(leader, names))
     seeds = {gain.seeds for gain in compared.values()} | ({leader.difference.seeds} if leader else set())
     if seeds == {1}:
         parts.append("with one seed this speaks about further clients, not about further seeds")
-    text = "; ".join(parts)
+    return _under(policy, f"{'; '.join(parts)}.")
+
+
+def _under(policy: str, text: str) -> str:
     head = HEADS.get(policy, f"Under head policy {policy}" if policy else "")
-    return f"{head}, {text}." if head else f"{text[0].upper()}{text[1:]}."
+    return f"{head}, {text}" if head else f"{text[0].upper()}{text[1:]}"
 
 
-def _against(
-    gains: Mapping[str, Difference], names: Mapping[str, str], control: str, detectable: Detectable | None
-) -> str:
-    up, down = significant_rows(gains, 1), significant_rows(gains, -1)
-    clauses = [_changes(changes, verb, names, control) for changes, verb in ((up, "gain"), (down, "lose")) if changes]
-    undecided = len(gains) - len(up) - len(down)
-    limit = (
-        f" (smallest detectable difference {detectable.points:.1f} points)"
-        if detectable and not isnan(detectable.points)
-        else ""
-    )
-    if undecided:
-        clauses.append(_left(undecided, len(gains), control) + limit)
-    elif limit:
-        clauses[-1] += limit
-    return "; ".join(clauses)
+def _against(gains: Mapping[str, Difference], names: Mapping[str, str], control: str) -> Iterator[str]:
+    """Who gains, who loses, and how many do neither."""
+    significant = 0
+    for sign, verb, preposition in ((1, "gain", "over"), (-1, "lose", "against")):
+        changes, than = significant_rows(gains, sign), f"{preposition} {control}"
+        significant += len(changes)
+        amounts = [f"{names.get(change.row, change.row)} {_points(change)}" for change in changes]
+        count = f"{len(changes)} of {len(gains)} methods {verb}{'s' * (len(changes) == 1)} {than}"
+        if len(gains) == len(changes) == 1:
+            yield f"{names.get(changes[0].row, changes[0].row)} {verb}s {_points(changes[0])} {than}"
+        elif len(changes) > LISTED:
+            most = changes[0]
+            yield f"{count}; {names.get(most.row, most.row)} {verb}s most: {_points(most)}"
+        elif changes:
+            yield f"{count}: {', '.join(amounts)}"
+    left = len(gains) - significant
+    if left == len(gains):
+        yield f"no significant difference from {control}" + f" for any of {left} methods" * (left > 1)
+    elif left:
+        yield f"no significant difference for the other {left if left > 1 else 'one'}"
 
 
-def _left(left: int, total: int, control: str) -> str:
-    if left == total:
-        return (
-            f"none of {total} methods can be told from {control}"
-            if total > 1
-            else f"the method equals {control} as far as can be told"
-        )
-    return (
-        f"none of the other {left} can be told from {control}"
-        if left > 1
-        else f"the other one cannot be told from {control}"
-    )
-
-
-def _changes(changes: list[Difference], verb: str, names: Mapping[str, str], control: str) -> str:
-    """ "A gains 4.2 points over no prompt (...)", with the largest alone where there are many."""
-    preposition = "over" if verb == "gain" else "against"
-    if len(changes) > LISTED:
-        most = changes[0]
-        return f"{len(changes)} methods {verb} {preposition} {control}, most of all {_amount(most, names)}"
-    if len(changes) == 1:
-        name, amount = _name(changes[0].row, names), _points(changes[0])
-        return f"{name} {verb}s {amount[0]} points {preposition} {control} ({amount[1]})"
-    listed = [_amount(change, names) for change in changes]
-    return f"{', '.join(listed[:-1])} and {listed[-1]} {verb} {preposition} {control}"
-
-
-def _amount(change: Difference, names: Mapping[str, str]) -> str:
-    points, interval = _points(change)
-    return f"{_name(change.row, names)} ({points} points, {interval})"
-
-
-def _points(change: Difference) -> tuple[str, str]:
-    """How much, without its sign, and the interval turned the same way."""
-    low, high = (change.low, change.high) if change.points > 0 else (-change.high, -change.low)
-    return f"{abs(change.points):.1f}", f"95 % interval {_signed(low)} to {_signed(high)}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:.1f}".replace("-", "−")
+def _points(change: Difference, digits: int = 1) -> str:
+    """Difference and interval: `+8.5 points (4.7 to 12.1)`."""
+    text = f"{change.points:+.{digits}f} points ({change.low:.{digits}f} to {change.high:.{digits}f})"
+    return text.replace("-", "−")
 
 
 def _lead(leader: Leader, names: Mapping[str, str]) -> str:
-    best, second = _name(leader.best, names), _name(leader.second, names)
+    best, second = names.get(leader.best, leader.best), names.get(leader.second, leader.second)
     if not leader.distinguishable:
-        return f"{best} and {second}, the two best, cannot be told apart"
+        return f"{best} and {second}, the two best, do not differ significantly"
     return f"{best} is better than {second}, the second, by {leader.difference.points:.1f} points"
-
-
-def _name(row: str, names: Mapping[str, str]) -> str:
-    return names.get(row, row)
 
 
 def sweep_sentence(differences: Mapping[int, Difference], title: str) -> str:
     """What the largest V says against V = 1."""
     most = max(differences)
     change = differences[most]
-    interval = f"95 % interval {change.low:.2f} to {change.high:.2f}"
     if change.significant:
         verb = "gains" if change.points > 0 else "loses"
-        text = f"{title} {verb} {abs(change.points):.2f} points by averaging {most} draws instead of one ({interval})."
-    else:
-        text = f"{title} with {most} draws cannot be told from one draw ({change.points:+.2f} points, {interval})."
-    return text.replace(" -", " −").replace("(-", "(−")
+        return f"{title} {verb} {_points(change, 2)} by averaging {most} draws instead of one."
+    return f"{title} with {most} draws shows no significant difference from one draw: {_points(change, 2)}."

@@ -2,7 +2,7 @@
 
 For a sceptical reader, in plain English. Two methods of a table see the same seeds and the same clients, so they are
 compared client by client: the difference is taken within a client of a seed, averaged over the clients of the seed,
-then over seeds. What is luck in it? Other clients would have given another mean, other seeds another training, other
+then over seeds. What of it is chance? Other clients would have given another mean, other seeds another training, other
 test images another count. The interval speaks about further clients and further seeds like these; with one seed it
 speaks about further clients only, and `Difference.seeds` says so.
 

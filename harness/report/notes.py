@@ -122,8 +122,8 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     kinds = {setting.kind for setting in suite.settings}
     lines = [
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
-        f"over the {over}{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
-        "the second.",
+        f"over the {over}{fewer}; {spread}. Bold: the best Average of a column, if significantly better "
+        "than the second.",
         f"Gain: difference to {_controls(suite)}, in points, paired by seed and client, with its 95 % interval over "
         "further clients and seeds. docs/statistics.md says how it is made.",
     ]

@@ -69,7 +69,7 @@ def _grid(suite: Suite, table: str, metric: str, part: Sequence[Number], papers:
     protocol = joined(("", change) for each in settings for change in protocol_differences(suite, each, papers))
     return Grid(
         f"{slug(table)}-published-{metric.replace('_', '-')}",
-        f"{table}: {METRICS[metric]} beside the published values",
+        f"{table}: {METRICS[metric]} compared with the published values",
         tuple(titles.values()),
         tuple(columns),
         caution=_caution(sources, protocol, *_method_texts(suite, [number for number in part if number.printed])),

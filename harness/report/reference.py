@@ -119,7 +119,7 @@ def _version(package: str) -> str:
 
 
 def _described(run: Path, cell: Cell, folder: Path) -> dict[str, object]:
-    """All that the run folder holds beside the records; its partition goes to a file of its own."""
+    """All that the run folder has besides the records; its partition goes to its own file."""
     summary = json.loads((run / "summary.json").read_text())
     if (run / "partition.npz").exists():
         shutil.copyfile(run / "partition.npz", _partition_file(folder, summary))

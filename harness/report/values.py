@@ -49,10 +49,10 @@ def client_values(
     return counted.groupby(keys, sort=False)[measure].mean().dropna().rename("value").reset_index()
 
 
-def newcomer_values(records: pd.DataFrame, measure: str = ACCURACY) -> pd.DataFrame:
+def unseen_values(records: pd.DataFrame, measure: str = ACCURACY) -> pd.DataFrame:
     """The same of clients that were kept out of training: their value in the last state."""
-    newcomers = records[records["unseen"].astype(bool) & (records["samples"] == 0)]
-    last = newcomers[newcomers["round"] == newcomers.groupby([*ENTRY, "seed"])["round"].transform("max")]
+    unseen = records[records["unseen"].astype(bool) & (records["samples"] == 0)]
+    last = unseen[unseen["round"] == unseen.groupby([*ENTRY, "seed"])["round"].transform("max")]
     return last[[*ENTRY, "seed", "client", measure]].rename(columns={measure: "value"}).dropna(subset=["value"])
 
 

@@ -29,7 +29,7 @@ from fedprompt.harness.running.suite import Setting, Suite
 MOST_PANELS = 6  # of one figure
 BAND = 0.13  # opacity of bands
 FEW = 5  # rows of a panel that are all drawn in colour
-BEST = 3  # of more rows, those that stand out beside the control
+BEST = 3  # of more rows, those that stand out next to the control
 
 
 def figures_rounds(suite: Suite, records: pd.DataFrame, numbers: Sequence[Number]) -> Iterator[DrawnFigure]:

@@ -28,8 +28,8 @@ def figures_gains(suite: Suite, numbers: Sequence[Number]) -> Iterator[DrawnFigu
     for part in figure_parts(suite, gains):
         caption = (
             "Gain over the control under the same head policy, in points, paired by seed and client, with its 95 % "
-            "interval over further clients and seeds. Filled: can be told from zero, adjusted for all comparisons of "
-            "the setting under that policy; hollow: cannot."
+            "interval over further clients and seeds. Filled: significantly different from zero, adjusted for all "
+            "comparisons of the setting under that policy; hollow: not significant."
         )
         drawn = [numbers for _, numbers in part.frame.groupby("column")]
         if any(_too_wide(numbers).any() for numbers in drawn):

@@ -39,7 +39,7 @@ def test_a_steady_order_is_found() -> None:
     assert ranks.groups == (("row-0", "row-1"), ("row-1", "row-2"), ("row-2", "row-3"), ("row-3", "row-4"))
     assert ranks.verdict == (
         "Mean ranks differ over 12 settings (Friedman p < 0.001): row-0 has the best, 1.0, "
-        "and 1 other row cannot be told from it."
+        "and 1 other row does not differ significantly from it."
     )
 
 
