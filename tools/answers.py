@@ -16,13 +16,12 @@ from scipy import stats
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.federation.policy import POLICY_NAMES
-from fedprompt.harness.measuring.evaluation import LOCAL
-from fedprompt.harness.measuring.metrics import on_test_set, per_client
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
 from fedprompt.harness.report.notes import with_collapse
 from fedprompt.harness.report.papers import Paper, load_papers
-from fedprompt.harness.report.reference import published_cells, published_records
+from fedprompt.harness.report.reference import recorded_in
+from fedprompt.harness.report.values import client_values
 from fedprompt.methods import registry
 
 FULL = "pfedbayespt"
@@ -48,15 +47,11 @@ def answers(folder: Path) -> str:
 
 def client_accuracies(folder: Path) -> pd.DataFrame:
     """One line per finished entry of the tables, number of draws and client: its mean over the reported rounds."""
-    entries = pd.read_csv(folder / "cells.csv", dtype={"seed": int})
-    entries = entries[entries["status"] == "finished"][[*ENTRY, "row", "title", "method", "reading", "cell", "seed"]]
-    first = {key: cell.protocol.rounds - cell.protocol.last for key, cell in published_cells(folder).items()}
-    records = published_records(folder).drop(columns=["seed", "partition"])
-    records = per_client(
-        on_test_set(records[~records["unseen"] & (records["round"] > records["cell"].map(first))], LOCAL)
-    )
-    means = records.groupby(["cell", "policy", "samples", "client"])["accuracy"].mean().dropna().rename("accuracy")
-    return entries.merge(means.reset_index().rename(columns={"policy": "reading"}), on=["cell", "reading"])
+    recorded = recorded_in(folder)
+    settings, records = recorded.suite.settings, recorded.records
+    values = [client_values(settings, records).assign(samples=0), client_values(settings, records, swept=True)]
+    titles = recorded.results[["column", "policy", "row", "seed", *ENTRY[:2], "title", "method"]]
+    return titles.merge(pd.concat(values), on=["column", "policy", "row", "seed"]).rename(columns={"value": "accuracy"})
 
 
 def _incomplete(numbers: pd.DataFrame) -> str:

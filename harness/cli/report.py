@@ -33,9 +33,9 @@ def add(commands: "Commands") -> None:
 def report(args: Namespace) -> None:
     from rich.console import Console
 
-    from fedprompt.harness.report import write_report
     from fedprompt.harness.report.against import against
     from fedprompt.harness.report.reference import publish
+    from fedprompt.harness.report.write import write_report
 
     suite = options.selected_suite(args)
     page = write_report(suite, options.tracking_uri(args), args.out, Console(), args.accept_code)

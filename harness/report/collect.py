@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
+from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned, metric_suffix
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.measuring.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.recording.store import FoundRuns, find_runs
@@ -182,7 +182,7 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
 
 def _metric(name: str, reading: str) -> str:
     """What a number is called in MLflow: costs are of the training, all others of one reading."""
-    return f"{name}_ft" if is_finetuned(reading) and name not in COSTS else name
+    return name if name in COSTS else name + metric_suffix(reading)
 
 
 def _placed(heads: pd.DataFrame, files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from fedprompt.harness.measuring.evaluation import LOCAL
 from fedprompt.harness.measuring.metrics import on_test_set
 from fedprompt.harness.report.inference import Difference, Leader, distinguishable, holm, paired
-from fedprompt.harness.report.power import Detectable, smallest_detectable
+from fedprompt.harness.report.power import smallest_detectable
 from fedprompt.harness.report.values import ACCURACY, ENTRY, by_policy, by_row, client_values, unseen_values
 from fedprompt.harness.running.suite import Setting, Suite
 
@@ -35,7 +35,7 @@ class Comparison:
     controls: frozenset[str]  # several where methods are read under different policies, as in their papers
     differences: Mapping[str, Difference]  # of every row that has a control, adjusted for all of them
     leader: Leader | None  # among rows that have all seeds
-    detectable: Mapping[str, Detectable]  # by row
+    detectable: Mapping[str, float]  # the smallest difference in points that would be found, by row
 
 
 Comparisons = Mapping[tuple[int, str], Comparison]  # by number of the setting and policy, as it is listed
@@ -64,7 +64,7 @@ def _comparison(setting: Setting, table: pd.DataFrame, entries: pd.DataFrame, te
     families = list(_families(setting, table, dict(zip(entries["row"], entries["reading"], strict=True))))
     count = sum(len(rows) - 1 for _, rows in families)
     differences: dict[str, Difference] = {}
-    detectable: dict[str, Detectable] = {}
+    detectable: dict[str, float] = {}
     for control, rows in families:
         differences |= paired(table[rows], control)
         if len(rows) > 1:

@@ -60,7 +60,7 @@ class Pool:
     freedom: float
 
 
-ALONE = Pool(0, 0)  # of a row that takes nothing from others
+NO_POOL = Pool(0, 0)  # of a row that takes nothing from others
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def has_collapsed(row: Array) -> bool:
 
 def pool_for(row: Array, reference: Array, pool: Pool) -> Pool:
     """What a comparison takes from the rest of its table."""
-    return ALONE if has_collapsed(row) or has_collapsed(reference) else pool
+    return NO_POOL if has_collapsed(row) or has_collapsed(reference) else pool
 
 
 def pool_rows(accuracies: pd.DataFrame) -> Pool:

@@ -55,6 +55,7 @@ def compose(
     figures: Sequence["WrittenFigure"],
     tuning_notes: Sequence[str] = (),
 ) -> Document:
+    """The sections of a report, in the order in which they are read."""
     concluded = sentences(suite, summary.comparisons, summary.sweeps)
     said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
     drawn = _by_place(figures)

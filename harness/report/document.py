@@ -26,6 +26,7 @@ class Entry:
 
     @property
     def width(self) -> int:
+        """In characters."""
         return max(len(self.text) + len(self.marks), len(self.below))
 
 
@@ -44,6 +45,7 @@ class Column:
 
     @property
     def width(self) -> int:
+        """In characters, of the heading or the widest entry."""
         return max(*map(len, [*self.heading, self.metric]), *(entry.width for entry in self.entries))
 
 
@@ -69,6 +71,7 @@ class Grid:
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
+        """Columns by the setting above them."""
         return [(setting, list(columns)) for setting, columns in groupby(self.columns, lambda c: c.setting)]
 
     def parts(self, width: int) -> list["Grid"]:
@@ -90,6 +93,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Section:
+    """A heading with what stands below it: text, tables, figures."""
+
     title: str
     text: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
@@ -100,6 +105,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
+    """A whole report."""
+
     title: str
     alerts: tuple[str, ...]  # what could mislead, before everything else
     facts: tuple[tuple[str, str], ...]  # what was run, in a few words

@@ -10,7 +10,6 @@ from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons, Sweeps
 from fedprompt.harness.report.inference import Difference, Leader, significant_rows
 from fedprompt.harness.report.numbers import Number, grouped
-from fedprompt.harness.report.power import Detectable
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
 from fedprompt.harness.running.suite import Setting, Suite
 
@@ -46,17 +45,11 @@ def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:
     titles = {row.key: row.title for row in setting.rows}
     is_ablation = setting.kind == "ablation"
     control = titles.get(setting.reference, "the reference") if is_ablation else setting.control_title
-    gains, limit = comparison.differences, _largest(comparison)
+    limit = max((each for each in comparison.detectable.values() if not isnan(each)), default=float("nan"))
     readings = {setting.reading(row, policy) for row in setting.rows if setting.shows(row, policy)}
     has_head = any(head_owner(reading) != "none" for reading in readings)
     shown = "none" if policy == PAPER and not has_head else policy
-    return conclusion(gains, comparison.leader, limit, shown, titles, control)
-
-
-def _largest(comparison: Comparison) -> Detectable | None:
-    """The limit that holds for every row."""
-    known = [limit for limit in comparison.detectable.values() if not isnan(limit.points)]
-    return max(known, key=lambda limit: limit.points, default=None)
+    return conclusion(comparison.differences, comparison.leader, limit, shown, titles, control)
 
 
 def ranks_by_policy(numbers: Sequence[Number]) -> dict[str, MeanRanks]:
@@ -90,7 +83,7 @@ def what_the_tables_say(suite: Suite, concluded: Sentences, ranks: Mapping[str, 
 def conclusion(
     gains: Mapping[str, Difference],
     leader: Leader | None = None,
-    detectable: Detectable | None = None,
+    detectable: float = float("nan"),
     policy: str = "",
     titles: Mapping[str, str] | None = None,
     control: str = "no prompt",
@@ -103,8 +96,8 @@ def conclusion(
     names = titles or {}
     compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
     parts = list(_against(compared, names, control)) if compared else [f"nothing can be compared with {control}"]
-    if compared and detectable and not isnan(detectable.points):
-        parts[-1] += f" (smallest detectable difference {detectable.points:.1f} points)"
+    if compared and not isnan(detectable):
+        parts[-1] += f" (smallest detectable difference {detectable:.1f} points)"
     if leader is not None and (not compared or len(significant_rows(compared, 1)) > 1):
         parts.append(_lead(leader, names))
     seeds = {gain.seeds for gain in compared.values()} | ({leader.difference.seeds} if leader else set())

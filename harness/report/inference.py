@@ -58,6 +58,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
+        """At 5 %, after the adjustment."""
         return self.adjusted < LEVEL
 
 
@@ -71,6 +72,7 @@ class Leader:
 
     @property
     def distinguishable(self) -> bool:
+        """Whether the best is significantly better than the second."""
         return self.difference.significant
 
 

@@ -30,10 +30,12 @@ class PairedDifference:
 
     @property
     def mean(self) -> float:
+        """Over seeds."""
         return float(pd.Series(self.by_seed, dtype=float).mean())
 
     @property
     def std(self) -> float:
+        """Sample standard deviation over seeds; NaN for one seed."""
         return float(pd.Series(self.by_seed, dtype=float).std(ddof=1))
 
 
@@ -123,11 +125,11 @@ def _compared(place: Place, metric: str, comparisons: Comparisons, sweeps: Sweep
     comparison, row = comparisons.get((place.column, place.policy)), place.row
     if comparison is None or row not in comparison.values or metric != COMPARED[place.kind]:
         return {}
-    leader, detectable = comparison.leader, comparison.detectable.get(row)
+    leader = comparison.leader
     fields = {
         "leads": leader is not None and leader.distinguishable and leader.best == row,
         "deciles": deciles(comparison.values[row]),
-        "smallest_detectable": detectable.points if detectable else NAN,
+        "smallest_detectable": comparison.detectable.get(row, NAN),
     }
     if place.kind == "ablation":
         return fields
@@ -153,7 +155,7 @@ def _paired_differences(
             by_seed = (100 * (averages[row] - averages[reference])).dropna()
             over_clients = comparison.differences.get(row) if comparison else None
             paired[column, policy, row] = PairedDifference(
-                {int(seed): points for seed, points in by_seed.items()}, over_clients
+                {int(str(seed)): points for seed, points in by_seed.items()}, over_clients
             )
     return paired
 
@@ -172,6 +174,7 @@ def numbers_frame(suite: Suite, numbers: Sequence[Number]) -> pd.DataFrame:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
+    """As all our CSV files are written: no index, full precision, the same line ends everywhere."""
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -54,6 +54,7 @@ class Doubt:
     method: tuple[str, ...] = ()
 
     def concerns(self, printed: Mapping[Any, Any]) -> bool:
+        """Whether the footnote is about this line of the CSV file."""
         columns = [(printed[each.name], getattr(self, each.name)) for each in fields(self) if each.name != "text"]
         return all(not names or str(value) in names for value, names in columns)
 

@@ -206,15 +206,3 @@ def _is_printed(ours: str, theirs: str) -> bool:
     """Some papers' values depend on the data, as in `20 (CIFAR), 4 (Office)`: any of them will do. 0 may mean all."""
     words = theirs.lower().replace("(", " ").replace(")", " ").replace(",", " ").split()
     return ours in words or (ours == "0" and theirs == "all")
-
-
-def differences_table(suite: Suite) -> str:
-    """All of a suite's, in Markdown, as docs/paper-differences.md shows them: one row per method and parameter."""
-    values: dict[tuple[str, str, str], list[str]] = {}
-    for entry in suite.planned():
-        if entry.row.key == entry.row.method:  # variants depart on purpose
-            for change in method_differences(suite, entry.cell):
-                listed = values.setdefault((entry.row.title, change.what, change.theirs), [])
-                listed += [change.ours] * (change.ours not in listed)
-    lines = [f"| {title} | {name} | {theirs} | {', '.join(ours)} |" for (title, name, theirs), ours in values.items()]
-    return "\n".join(["| method | parameter | paper | ours |", "| --- " * 4 + "|", *lines])

@@ -20,6 +20,8 @@ LEAST_ROWS = 3  # two methods have only a sign test
 
 @dataclass(frozen=True)
 class MeanRanks:
+    """Who is ahead over all settings, and whether that may be chance."""
+
     ranks: "pd.Series[float]"  # by row, best first; rank 1 is the best of a setting, ties share
     settings: int
     p: float  # of Friedman's test that all rows are alike; NaN without enough settings
@@ -29,6 +31,7 @@ class MeanRanks:
 
     @property
     def enough(self) -> bool:
+        """Whether there are settings and rows enough for a test."""
         return not np.isnan(self.critical_difference)
 
 

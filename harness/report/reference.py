@@ -159,6 +159,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def published_records(folder: Path) -> pd.DataFrame:
+    """Every record of every finished cell; the column `cell` has its hash."""
     return pd.read_csv(folder / RECORDS, dtype={"partition": str})
 
 
@@ -210,6 +211,8 @@ def write_texts(recorded: Recorded, folder: Path, place: Path | None = None) -> 
 
 
 class Restored(NamedTuple):
+    """How many published cells were taken."""
+
     taken: int
     other: int  # published cells that are none of those wanted: of other code, or with other values
 

@@ -241,6 +241,7 @@ def _absent(number: Number) -> Entry:
 
 
 def mean_and_spread(mean: float, std: float) -> str:
+    """`61.23±0.50`, or the mean alone where there is one seed."""
     return f"{mean:.2f}" + ("" if isnan(std) else f"±{std:.2f}")
 
 

@@ -25,6 +25,7 @@ def by_policy(frame: pd.DataFrame) -> Iterator[tuple[int, str, pd.DataFrame]]:
 
 
 def protocol_of(setting: Setting) -> Protocol:
+    """The protocol that all cells of the setting follow."""
     return build(Protocol, setting.protocol, "protocol")
 
 

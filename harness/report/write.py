@@ -20,6 +20,7 @@ from fedprompt.harness.report.numbers import Number, csv_text, numbers_frame
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
 DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell
@@ -38,15 +39,18 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
 
 
 def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool) -> Path:
+    from fedprompt.harness.tuning.study_tracker import tuning_frame
+
     suite_runs = find_runs(uri, suite.cells())
     stamp = make_stamp(suite, suite_runs, out, accept_code)
     recorded = collect(suite, uri, out, accept_code, suite_runs)
-    folder, notes = out / "report" / suite.name, _tuning_notes(suite, out)
+    folder = out / "report" / suite.name
+    notes = tuning_notes([choice.entry for choice in tuned_choices(suite, out)]) if suite.tuned else []
     loss = _loss(folder / "cells.csv", recorded.results)
     if loss:
         terminal.show(compose_report(recorded, out, tuning_notes=notes)[0], console)
         raise UserError(f"{folder} is left as it is: {loss} Remove the folder if you do not need it.")
-    document = write_files(recorded, folder, out, _tuning(suite, uri), notes)
+    document = write_files(recorded, folder, out, tuning_frame(uri, suite) if suite.tuned else None, notes)
     _show(document, folder, console)
     text = Console(file=io.StringIO(), width=console.width)
     _show(document, folder, text)
@@ -103,21 +107,3 @@ def _loss(earlier: Path, results: pd.DataFrame) -> str:
     ]
     why = f"these differ in {', '.join(differing)}" if differing else "MLflow has none of them now"
     return f"{len(lost)} of its {len(finished)} numbers are missing here; {why}."
-
-
-def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
-    """What was tried before the tuned values were chosen."""
-    if not suite.tuned:
-        return None
-    from fedprompt.harness.tuning.study_tracker import tuning_frame
-
-    return tuning_frame(uri, suite)
-
-
-def _tuning_notes(suite: Suite, out: Path) -> list[str]:
-    """How much the tuned values can be relied on."""
-    if not suite.tuned:
-        return []
-    from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
-
-    return tuning_notes([choice.entry for choice in tuned_choices(suite, out)])

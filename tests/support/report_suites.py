@@ -13,7 +13,6 @@ from rich.console import Console
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.measuring.evaluation import Record
 from fedprompt.harness.recording.tracker import sync
-from fedprompt.harness.report import write_report
 from fedprompt.harness.report.collect import NUMBERS, Recorded
 from fedprompt.harness.report.comparisons import compare_draws, compare_rows
 from fedprompt.harness.report.compose import compose, summarise_suite
@@ -21,6 +20,7 @@ from fedprompt.harness.report.document import Document
 from fedprompt.harness.report.figures.write import WrittenFigure
 from fedprompt.harness.report.numbers import Number, numbers_frame, summarise
 from fedprompt.harness.report.papers import Paper
+from fedprompt.harness.report.write import write_report
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.suite import Row, Setting, Suite
 from fedprompt.methods import registry

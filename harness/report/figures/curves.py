@@ -76,6 +76,7 @@ def figure_parts(suite: Suite, frame: pd.DataFrame) -> Iterator[FigurePart]:
 
 
 def setting_name(setting: Setting) -> str:
+    """What panels are called."""
     return f"{short_name(setting.dataset)}, {setting.label}"
 
 

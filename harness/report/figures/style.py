@@ -107,6 +107,7 @@ def distinct_colours(row_looks: Mapping[str, Look], keys: Collection[str]) -> di
 
 @contextmanager
 def print_style() -> Iterator[None]:
+    """The settings of matplotlib for figures that are drawn inside it."""
     with matplotlib.rc_context(SETTINGS):
         yield
 

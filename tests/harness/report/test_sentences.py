@@ -1,8 +1,7 @@
 from fedprompt.harness.report.findings import conclusion
 from fedprompt.harness.report.inference import Difference, Leader
-from fedprompt.harness.report.power import Detectable
 
-LIMIT = Detectable(3.94, 5.0, 3)
+LIMIT = 3.94
 
 
 def difference(row: str, points: float, adjusted: float = 1.0, seeds: int = 2) -> Difference:
