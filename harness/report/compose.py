@@ -3,24 +3,21 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.comparisons import Comparisons, Sweeps, compare_draws, compare_rows
-from fedprompt.harness.report.document import Document, Grid, Note, Section
+from fedprompt.harness.report.document import Document, Grid, Note, Section, WrittenFigure
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.numbers import Number, grouped, summarise
 from fedprompt.harness.report.papers import Paper, load_papers
 from fedprompt.harness.report.published import CAUTION, about_papers, published_grids
 from fedprompt.harness.running.suite import Suite
 
-if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import WrittenFigure
-
-Draw = Callable[[Sequence[Number]], Sequence["WrittenFigure"]]
+Draw = Callable[[Sequence[Number]], Sequence[WrittenFigure]]
 PUBLISHED = "Compared with the published values"
 
 
@@ -52,7 +49,7 @@ def compose(
     suite: Suite,
     results: pd.DataFrame,
     summary: Summary,
-    figures: Sequence["WrittenFigure"],
+    figures: Sequence[WrittenFigure],
     tuning_notes: Sequence[str] = (),
 ) -> Document:
     """The sections of a report, in the order in which they are read."""
@@ -73,7 +70,7 @@ def compose(
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
 
 
-def _by_place(figures: Sequence["WrittenFigure"]) -> dict[str, tuple["WrittenFigure", ...]]:
+def _by_place(figures: Sequence[WrittenFigure]) -> dict[str, tuple[WrittenFigure, ...]]:
     """Figures by what they belong to: the V-sweep, tuning, partitions, or the main tables."""
     places = ("v-sweep", "tuning", "partition")
     by_place: dict[str, tuple[WrittenFigure, ...]] = dict.fromkeys((*places, "main"), ())
@@ -84,7 +81,7 @@ def _by_place(figures: Sequence["WrittenFigure"]) -> dict[str, tuple["WrittenFig
 
 
 def _result_sections(
-    suite: Suite, summary: Summary, concluded: Sentences, drawn: Mapping[str, tuple["WrittenFigure", ...]]
+    suite: Suite, summary: Summary, concluded: Sentences, drawn: Mapping[str, tuple[WrittenFigure, ...]]
 ) -> Iterator[Section]:
     """One per table; figures follow the last table that they belong to."""
     listed = list(_results(suite, summary, concluded))

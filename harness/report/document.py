@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import WrittenFigure
+from pathlib import Path
+from typing import NamedTuple
 
 MISSING = "–"
 FAILED, DIVERGED = "failed", "diverged"
@@ -92,13 +90,24 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class WrittenFigure:
+    """A figure and its files."""
+
+    name: str
+    title: str
+    caption: str
+    png: Path
+    pdf: Path
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading with what stands below it: text, tables, figures."""
 
     title: str
     text: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    figures: tuple["WrittenFigure", ...] = ()
+    figures: tuple[WrittenFigure, ...] = ()
     page_only: bool = False  # links, which print cannot follow
     folded: bool = False  # for readers who check details: closed on the page, not printed in the terminal
 

@@ -14,8 +14,8 @@ from fedprompt.core.files import write_atomic
 from fedprompt.harness.recording.store import find_runs
 from fedprompt.harness.report.collect import Recorded, collect
 from fedprompt.harness.report.compose import compose_report
-from fedprompt.harness.report.document import Document
-from fedprompt.harness.report.figures.write import WrittenFigure, write_figures
+from fedprompt.harness.report.document import Document, WrittenFigure
+from fedprompt.harness.report.figures.write import write_figures
 from fedprompt.harness.report.numbers import Number, csv_text, numbers_frame
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal

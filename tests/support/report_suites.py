@@ -16,8 +16,7 @@ from fedprompt.harness.recording.tracker import sync
 from fedprompt.harness.report.collect import NUMBERS, Recorded
 from fedprompt.harness.report.comparisons import compare_draws, compare_rows
 from fedprompt.harness.report.compose import compose, summarise_suite
-from fedprompt.harness.report.document import Document
-from fedprompt.harness.report.figures.write import WrittenFigure
+from fedprompt.harness.report.document import Document, WrittenFigure
 from fedprompt.harness.report.numbers import Number, numbers_frame, summarise
 from fedprompt.harness.report.papers import Paper
 from fedprompt.harness.report.write import write_report

@@ -1,14 +1,15 @@
 """Every figure of a report, as PNG for pages and as PDF for print. A figure without data is left out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from fedprompt.datasets import Dataset, load_dataset
+from fedprompt.datasets import load_dataset
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
+from fedprompt.harness.report.document import WrittenFigure
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import Counted, figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
@@ -20,42 +21,25 @@ from fedprompt.harness.report.findings import ranks_by_policy
 from fedprompt.harness.report.numbers import Number
 
 
-@dataclass(frozen=True)
-class WrittenFigure:
-    """A figure and its files."""
-
-    name: str
-    title: str
-    caption: str
-    png: Path
-    pdf: Path
-
-
 def write_figures(
     recorded: Recorded,
     numbers: Sequence[Number],
     folder: Path,
     tuning: pd.DataFrame | None = None,
-    data_root: Path | None = None,
 ) -> list[WrittenFigure]:
     """Draw what was recorded into ``folder``; ``tuning`` is of `tuning_frame`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = []
     with print_style():
-        for drawn in _draw(recorded, numbers, tuning, data_root):
+        for drawn in _draw(recorded, numbers, tuning):
             figures.append(WrittenFigure(drawn.name, drawn.title, drawn.caption, *save_figure(drawn, folder)))
     return figures
 
 
-def _draw(
-    recorded: Recorded, numbers: Sequence[Number], tuning: pd.DataFrame | None, data_root: Path | None
-) -> Iterator[DrawnFigure]:
+def _draw(recorded: Recorded, numbers: Sequence[Number], tuning: pd.DataFrame | None) -> Iterator[DrawnFigure]:
     """Gains in one figure; of the other results, one figure of each kind and head policy."""
 
-    @cache
-    def load(name: str) -> Dataset:
-        return load_dataset(name, root=data_root)
-
+    load = cache(load_dataset)
     yield from figures_gains(recorded.suite, numbers)
     policies, counted = list(recorded.results["policy"].unique()), Counted()
     for policy in policies:

@@ -48,7 +48,7 @@ def test_chance_is_not_an_order() -> None:
     ranks = mean_ranks(table)
     assert ranks.p > 0.05
     assert ranks.groups == (tuple(ranks.ranks.index),)
-    assert "do not tell the 5 rows apart" in ranks.verdict
+    assert "no significant difference between the 5 rows" in ranks.verdict
 
 
 def test_rows_that_tie_everywhere_are_alike() -> None:
