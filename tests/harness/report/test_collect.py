@@ -14,8 +14,10 @@ from support.run_folders import done_folder
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.measuring.metrics import records_frame
 from fedprompt.harness.recording.tracker import Tracker, sync
-from fedprompt.harness.report.collect import collect, short_commit
+from fedprompt.harness.report.collect import collect, place_files, short_commit
+from fedprompt.harness.report.values import client_values
 from fedprompt.harness.running.folder import note_failure, run_folder
 from fedprompt.harness.running.suite import Suite
 
@@ -87,6 +89,16 @@ def test_the_domains_of_a_client_are_added_up(tmp_path: Path, uri: str) -> None:
     records = collect(suite, uri).records.set_index(["round", "client"])
     assert records.loc[(2, 0), ["correct", "total", "accuracy"]].tolist() == [800, 4000, 0.2]  # 0.4 over domains
     assert len(records) == 4
+
+
+def test_a_further_measure_of_a_client_stays_with_its_records() -> None:
+    suite = a_suite(("fedvpt",))
+    [cell] = suite.cells()
+    domains = [Record(2, client, domain, 500, 1000, True, policy="local") for client in (0, 1) for domain in "ab"]
+    records = records_frame(domains).assign(brier=[0.2, 0.2, 0.4, 0.4])
+    recorded = place_files(suite, suite.planned(), results_frame(suite), {cell.hash: records}, {})
+    assert recorded.records["total"].tolist() == [2000, 2000]
+    assert client_values(suite.settings, recorded.records, "brier")["value"].tolist() == [0.2, 0.4]
 
 
 def test_worst_local_is_minimum_in_a_round_then_mean_over_rounds_then_over_seeds(tmp_path: Path, uri: str) -> None:
