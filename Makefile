@@ -103,8 +103,10 @@ typecheck: setup links  ## mypy --strict
 docs: setup links  ## the documentation as a site in build/site; warnings are errors
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
+	"$(BIN)/python" tools/published.py pages build/site/reference
 
-excerpts: setup  ## tables of README and docs/results.md, anew from results/reference
+excerpts: setup  ## reports in results/reference, and tables of README and docs/results.md, in present words
+	@"$(BIN)/python" tools/published.py texts
 	@"$(BIN)/python" tools/excerpt.py README.md docs/results.md
 
 clean:  ## remove what make made, but no results

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedprompt.core.errors import UserError
     from fedprompt.harness.conformance import check_method
     from fedprompt.harness.recording.tracker import sync
-    from fedprompt.harness.report import write_report
+    from fedprompt.harness.report.write import write_report
     from fedprompt.harness.results import draw_accuracy, read_records, read_summaries
     from fedprompt.harness.running.cell import make_cell
     from fedprompt.harness.running.run import run_cell
@@ -48,7 +48,7 @@ _MODULES = {
     "run_cell": "harness.running.run",
     "run_cells": "harness.running.session",
     "sync": "harness.recording.tracker",
-    "write_report": "harness.report",
+    "write_report": "harness.report.write",
 }
 
 

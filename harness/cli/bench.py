@@ -61,7 +61,7 @@ def bench(args: Namespace) -> int:
         print(shown, end="")
         print(f"Nothing new since then; `fedprompt report {suite.argument}` writes the report anew.")
     else:
-        from fedprompt.harness.report import write_report
+        from fedprompt.harness.report.write import write_report
 
         write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0

@@ -74,12 +74,13 @@ def run(args: Namespace) -> int:
 
 
 def _print_summary(outcome: "CellOutcome") -> None:
-    from fedprompt.harness.federation.policy import POLICY_NAMES, readings
+    from fedprompt.harness.federation.policy import POLICY_NAMES, metric_suffix, readings
 
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
     counted, trained = int(summary["rounds_counted"]), cell.protocol.rounds
     rounds = f"(mean of the last {counted} of {trained} rounds)" if counted > 1 else f"(after round {trained})"
-    for policy, suffix in zip(readings(cell.protocol), ("", "_ft"), strict=False):
+    for policy in readings(cell.protocol):
+        suffix = metric_suffix(policy)
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
             print(f"{cell.label}, {POLICY_NAMES[policy]}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")

@@ -135,7 +135,7 @@ def _against(suite: Suite, frame: pd.DataFrame, xlabel: str, text: Callable[[flo
 
 
 def _scale(ax: Axes, costs: pd.Series, text: Callable[[float], str]) -> None:
-    """Logarithmic; zero, for a method that sends nothing, has its own place beside it."""
+    """Logarithmic; zero, for a method that sends nothing, has its own place next to it."""
     above = costs[costs > 0]
     if len(above) and (costs == 0).any():
         first, last = (math.floor(math.log10(edge)) for edge in (above.min(), above.max()))
