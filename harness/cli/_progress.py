@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from fedprompt.harness.running.cell import Cell
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.execution import CellOutcome
     from fedprompt.harness.running.run import RoundProgress
     from fedprompt.harness.running.site import Site
     from fedprompt.harness.running.suite import Suite
@@ -146,7 +146,7 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
     """
     from fedprompt.backbones.weights import load_backbone
     from fedprompt.datasets import MissingDataError, load_labels, parse_partition, short_name, shots_note
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.execution import CellOutcome
     from fedprompt.harness.running.folder import run_folder
 
     for spec in dict.fromkeys(cell.backbone for cell in cells):

@@ -10,7 +10,7 @@ from fedprompt.harness.cli._parser import add_command
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.execution import CellOutcome
 
 EXAMPLES = (
     "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",

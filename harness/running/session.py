@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import REMEDY, damaged_file, is_done, run_folder
 from fedprompt.harness.running.run import RoundProgress, data_checksum
 from fedprompt.harness.running.site import DEFAULT_SITE, Site

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import is_locked, run_folder
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.session import finished_cells, finished_outcomes

@@ -10,7 +10,7 @@ import pytest
 from support.kills import tables
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import execute
+from fedprompt.harness.running.execution import execute
 from fedprompt.harness.running.folder import is_done
 from fedprompt.harness.running.run import run_cell
 from fedprompt.harness.running.site import Site

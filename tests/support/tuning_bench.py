@@ -13,10 +13,10 @@ from typing import Any
 import optuna
 import pytest
 
-from fedprompt.harness.running import executor
+from fedprompt.harness.running.executors import _attempt as attempt_module
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome
+from fedprompt.harness.running.execution import CellOutcome
 from fedprompt.harness.running.folder import is_done, open_folder
 from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite
@@ -118,7 +118,7 @@ def recorded_trials(search: Search, storage: optuna.storages.RDBStorage | str) -
 def tune_beside_others(out: Path, log: Path, seconds: float, url: str = "") -> None:
     """For a process of its own: tune with cells that log their hash, then last ``seconds``."""
     run_folders.open_folder = partial(_slow_folder, log, seconds)
-    executor.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
+    attempt_module.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
     tune_module.POLL = 0.1
     session_module.data_checksum = lambda *_: ""
     suite = a_suite()

@@ -18,7 +18,7 @@ from fedprompt.harness.cli._options import split_settings
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running import suite as suite_module
 from fedprompt.harness.running.cell import Cell, make_cell
-from fedprompt.harness.running.executor import CellOutcome
+from fedprompt.harness.running.execution import CellOutcome
 from fedprompt.harness.running.site import Site
 from fedprompt.methods import registry
 

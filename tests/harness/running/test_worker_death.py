@@ -14,9 +14,8 @@ from support.deadly_cells import plugin_file, silent, tiny_cell
 from support.run_folders import done_folder
 
 from fedprompt.harness.cli._progress import _flops
-from fedprompt.harness.running import executor as executor_module
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import is_done, run_folder
 from fedprompt.harness.running.site import Site
 
@@ -59,13 +58,12 @@ def by_method(outcomes: list[CellOutcome]) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_cell_that_kills_its_worker_fails_alone(
-    plugin: str, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+    plugin: str, tmp_path: Path, shared_cache: Path
 ) -> None:
-    monkeypatch.setattr(executor_module, "RETRIES", 1)
     cells = [tiny_cell(name, rounds=2, eval_every=1000) for name in ("deadly", "deadly-once", "fedvpt")]
     site = Site(tmp_path / "out", plugins=(plugin,))
     done_folder(site.out, cells[0])  # results of an earlier time, to be replaced
-    outcomes = list(execute(cells, site, silent, workers=2, restart={cells[0].hash}))
+    outcomes = list(execute(cells, site, silent, workers=2, restart={cells[0].hash}, retries=1))
     errors = by_method(outcomes)
     assert errors.pop("deadly 0").startswith("its process died 2 times")
     assert set(errors.values()) == {""}

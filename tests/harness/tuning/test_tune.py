@@ -17,7 +17,7 @@ from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_tria
 from fedprompt.harness.cli import main
 from fedprompt.harness.running import run as cell_run
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import finish, is_locked, open_folder, run_folder
 from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite

@@ -12,8 +12,8 @@ import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.running import on_ray
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.executors import _ray as on_ray
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 
@@ -139,10 +139,8 @@ def test_a_cluster_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch:
         list(execute([tiny_cell("fedvpt", rounds=4)], Site(tmp_path), silent, executor="ray"))
 
 
-def test_a_cluster_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    with pytest.raises(UserError, match=r"stopped answering \(GetTimeoutError\).*same command"), on_ray._cluster():
+def test_a_cluster_that_dies_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"stopped answering \(GetTimeoutError\).*same command"), on_ray._answering(ray):
         raise ray.exceptions.GetTimeoutError
 
 

@@ -7,9 +7,9 @@ import pytest
 from support.deadly_cells import silent
 
 from fedprompt.backbones.weights import BackboneSpec
-from fedprompt.harness.running import executor as executor_module
+from fedprompt.harness.running.executors import _attempt as attempt_module
 from fedprompt.harness.running.cell import Cell, make_cell
-from fedprompt.harness.running.executor import execute
+from fedprompt.harness.running.execution import execute
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 
@@ -37,7 +37,7 @@ def test_a_failure_that_cannot_be_noted_stops_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(executor_module, "note_failure", full)
+    monkeypatch.setattr(attempt_module, "note_failure", full)
     diverging = dataclasses.replace(toy_cell, params={**toy_cell.params, "lr": 1e38})
     first, second = execute([diverging, toy_cell], Site(tmp_path), silent)
     assert first.error.endswith(f"(nor can this be noted in {first.folder}: No space left on device)")
