@@ -1,6 +1,6 @@
 """Where cells run: folders, device, threads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedprompt.core.errors import UserError
@@ -26,6 +26,16 @@ class Site:
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(self.device.split(","))
+
+    def resolved(self) -> "Site":
+        """With absolute paths: processes on other machines do not start in the folder that paths are relative to."""
+        return replace(
+            self,
+            out=self.out.resolve(),
+            data_root=self.data_root.resolve() if self.data_root else None,
+            weights=str(Path(self.weights).resolve()) if self.weights else None,
+            plugins=tuple(str(Path(plugin).resolve()) for plugin in self.plugins),
+        )
 
     def __post_init__(self) -> None:
         if self.cell_timeout is not None and not self.cell_timeout > 0:

@@ -142,17 +142,13 @@ def _sign(out: Path) -> Iterator[str]:
 
 
 def _on_nodes(environment: Site, resources: Mapping[str, float]) -> Site:
-    """``environment`` as other processes can use it: a node does not start in the folder that paths are relative to."""
+    """``environment`` as the cluster's processes can use it."""
     if environment.device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device {environment.device!r} names a device of one machine; on a cluster use cpu, cuda or auto.")
+        raise UserError(
+            f"device {environment.device!r} names a device of one machine; on a cluster use cpu, cuda or auto."
+        )
     device = "cuda" if resources.get("GPU") else "cpu"
-    return replace(
-        environment,
-        out=environment.out.resolve(),
-        data_root=environment.data_root.resolve() if environment.data_root else None,
-        weights=str(Path(environment.weights).resolve()) if environment.weights else None,
-        device=device if environment.device == "auto" else environment.device,
-    )
+    return replace(environment.resolved(), device=device if environment.device == "auto" else environment.device)
 
 
 def _require_a_node(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> None:

@@ -284,7 +284,8 @@ def test_several_processes_run_every_cell_once(tmp_path: Path, kill: bool) -> No
     log.touch()
     code = "import sys, pathlib, support.tuning_bench as s; s.tune_beside_others(*map(pathlib.Path, sys.argv[1:]), 0.5)"
     command = [sys.executable, "-c", code, str(tmp_path), str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     processes = [subprocess.Popen(command, env=environment) for _ in range(2)]
     while kill and len(log.read_text().splitlines()) < 2:
         assert processes[0].poll() is None
