@@ -1,11 +1,9 @@
 """Runs cells for `fedprompt run` and `fedprompt bench`: with bars, recorded in MLflow, failures named."""
 
 import json
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -20,6 +18,9 @@ if TYPE_CHECKING:
     from fedprompt.harness.running.run import RoundProgress
     from fedprompt.harness.running.site import Site
     from fedprompt.harness.running.suite import Suite
+
+
+COUNTING = 60.0  # seconds that plugins may take to have their costs counted, which only the clock needs
 
 
 class CellBars:
@@ -118,7 +119,7 @@ def run_and_record(
     cells = [cell for cell in cells if cell.hash not in without_data]
     variants = suite.variants() if suite else {}
     names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
-    flops = _flops([cell for cell in cells if cell.hash not in finished], site, workers > 1 or executor == "ray")
+    flops = _flops([cell for cell in cells if cell.hash not in finished], site)
     with progress() as bars:
         observers: list[Observer] = [
             CellBars(bars, cells, finished, names, flops),
@@ -175,28 +176,26 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
     return outcomes
 
 
-def _flops(cells: "Sequence[Cell]", site: "Site", apart: bool) -> dict[str, int]:
+def _flops(cells: "Sequence[Cell]", site: "Site", seconds: float = COUNTING) -> dict[str, int]:
     """What the cells cost, to tell how long they take; nothing for a single cell, and where it cannot be counted.
 
-    Counting runs the methods' own code. Plugins are counted ``apart``, in a process that they may end.
+    Counting runs the methods' own code. Plugins are counted in a process that they may end, within ``seconds``.
     """
     if len(cells) < 2:
         return {}
     from fedprompt.harness.planning.plan import count_flops
-    from fedprompt.harness.running.processes import worker_context
+    from fedprompt.harness.running.processes import call_apart
 
     try:
-        if not (apart and site.plugins):
-            return count_flops(cells, site)
-        with ProcessPoolExecutor(1, worker_context(), _load_plugins, (site.plugins,)) as pool:
-            return pool.submit(count_flops, cells, site).result()
+        return call_apart(_count_plugins, cells, site, seconds=seconds) if site.plugins else count_flops(cells, site)
     except Exception:  # bad input, or a method that shapes alone do not satisfy: the cells themselves report it
         return {}
 
 
-def _load_plugins(files: Sequence[str]) -> None:
+def _count_plugins(cells: "Sequence[Cell]", site: "Site") -> dict[str, int]:
+    from fedprompt.harness.planning.plan import count_flops
     from fedprompt.methods import load_plugin
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone
-    for file in files:
+    for file in site.plugins:
         load_plugin(file)
+    return count_flops(cells, site)

@@ -5,7 +5,15 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.cli._options import SET_HELP, add_site, add_tracking, load_plugins, make_site, split_settings
+from fedprompt.harness.cli._options import (
+    SET_HELP,
+    add_cell_timeout,
+    add_site,
+    add_tracking,
+    load_plugins,
+    make_site,
+    split_settings,
+)
 from fedprompt.harness.cli._parser import add_command
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ def add(commands: "Commands") -> None:
     )
     parser.add_argument("--image-size", type=int, help="default: the backbone's own")
     add_site(parser)
+    add_cell_timeout(parser)
     add_tracking(parser)
     parser.add_argument("--restart", action="store_true", help="throw away what this cell has and start over")
 

@@ -8,8 +8,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 
 from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.errors import UserError
 from fedprompt.core.fields import is_rate
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.core.progress import track
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.recording.tracker import Tracker, default_uri
@@ -137,8 +140,22 @@ def count_passes(job: Job) -> Cost:
     key = (registry().get(job.method), job.family, job.classes, job.num_clients)
     known = _COUNTED.get(key)
     if known is None or not known.flops.keys() >= job.images.keys():
-        _COUNTED[key] = known = _count_passes(job)
+        with _named(job):
+            _COUNTED[key] = known = _count_passes(job)
     return known
+
+
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """A method that tries to end the process is named, and ends only what asked for its cost."""
+    try:
+        with ctrl_c_apart():
+            yield
+    except Interrupted:
+        raise
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        reason = f"method {job.method!r} tried to end the process while its costs were measured"
+        raise UserError(f"{reason}: {one_line(error)}") from error
 
 
 def _count_passes(job: Job) -> Cost:
@@ -151,10 +168,15 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
     Its size grows until the next would take too long, which shows how fast the machine is. Of every other kind the
     two largest sizes are timed that should fit; where none does, it costs its FLOPs at the best speed seen.
     """
+    with _named(job):
+        return _time_passes(job, counted, site, share)
+
+
+def _time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
     torch.set_num_threads(site.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = job.build(site.device, clients)
+    method = job.build(site.devices[0], clients)
     works = {k * b: _works(method, k, b, job.recipe) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
@@ -167,7 +189,7 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
             left = share - (time.perf_counter() - begun)
             if points and points[-1][1] / points[-1][0] * size > left:
                 break
-            points.append((size, _seconds(works[size][kind], left / 8, site.device)))
+            points.append((size, _seconds(works[size][kind], left / 8, site.devices[0])))
             speed = max(speed, flops[kind] * size / points[-1][1])
         lines[kind] = line(points, flops[kind] / speed if speed else 0.0)
     return lines

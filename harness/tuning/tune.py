@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
@@ -29,13 +30,24 @@ Wave = Mapping[Study, Sequence[Point]]  # points whose cells run together
 
 
 def tune(
-    studies: Sequence[Study], site: Site, tracker: StudyTracker, path: Path, workers: int, report: Report, ended: Ended
+    studies: Sequence[Study],
+    site: Site,
+    tracker: StudyTracker,
+    path: Path,
+    workers: int,
+    report: Report,
+    ended: Ended,
+    executor: str = "local",
 ) -> None:
-    """Run until every study is complete; its values are written to ``path`` as soon as it is."""
+    """Run until every study is complete; its values are written to ``path`` as soon as it is.
+
+    ``workers`` is also how many cells are proposed at a time, wherever they run.
+    """
+    run = partial(_run, site=site, tracker=tracker, workers=workers, executor=executor, report=report, ended=ended)
     wave: Wave = {study: study.propose(_share(workers, studies)) for study in studies}
     while wave:
         next_wave: dict[Study, Sequence[Point]] = {}
-        for study in _run(wave, site, tracker, workers, report, ended):
+        for study in run(wave):
             points = study.propose(_share(workers, wave))
             if points:
                 next_wave[study] = points
@@ -43,7 +55,7 @@ def tune(
                 _record(study, site.out, tracker, path)
         wave = next_wave
     finals = {study: [result.point for result in finalists(study.results)] for study in studies if study.search.finals}
-    for study in _run(finals, site, tracker, workers, report, ended, final=True):
+    for study in run(finals, final=True):
         _record(study, site.out, tracker, path)
 
 
@@ -53,7 +65,14 @@ def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
 
 
 def _run(
-    wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Report, ended: Ended, final: bool = False
+    wave: Wave,
+    site: Site,
+    tracker: StudyTracker,
+    workers: int,
+    executor: str,
+    report: Report,
+    ended: Ended,
+    final: bool = False,
 ) -> Iterator[Study]:
     """Run the cells of all points; a study is yielded when the last of its points has ended."""
     cells: dict[str, Cell] = {}
@@ -71,7 +90,7 @@ def _run(
         report(cells[event.cell], event)
 
     outcomes: dict[str, CellOutcome] = {}
-    for outcome in _outcomes(cells.values(), site, tell, workers):
+    for outcome in _outcomes(cells.values(), site, tell, workers, executor):
         if outcome.error:
             tracker.failed(outcome.cell, outcome.error)
         else:
@@ -92,7 +111,7 @@ def _run(
 
 
 def _outcomes(
-    cells: Iterable[Cell], site: Site, tell: Callable[[RoundProgress], None], workers: int
+    cells: Iterable[Cell], site: Site, tell: Callable[[RoundProgress], None], workers: int, executor: str
 ) -> Iterator[CellOutcome]:
     """How each cell ended: before, here, or in another process, which is waited for once nothing else is left."""
     remaining = {cell.hash: cell for cell in cells}
@@ -101,7 +120,7 @@ def _outcomes(
             del remaining[outcome.cell.hash]
             yield outcome
         free = [cell for cell in remaining.values() if not is_locked(run_folder(site.out, cell))]
-        for outcome in execute(free, site, tell, min(workers, len(free))) if free else ():
+        for outcome in execute(free, site, tell, min(workers, len(free)), executor) if free else ():
             if not outcome.locked:
                 del remaining[outcome.cell.hash]
                 yield outcome

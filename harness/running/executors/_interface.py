@@ -57,7 +57,7 @@ class Executor(ABC):
         ``on_round`` must be called for each round that a cell has reported, before the cell is returned.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have something to stop, but not all
         """Stop whatever is still running, at once: what a cell has done is in its checkpoint."""
 
     def __enter__(self) -> Self:

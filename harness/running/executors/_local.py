@@ -89,8 +89,9 @@ class WorkerProcesses(Executor):
 
     def _deal(self) -> None:
         """Give waiting cells to idle workers, in new processes if there are none yet."""
-        idle = sorted((worker is None, slot) for slot, worker in enumerate(self._workers) if not (worker and worker.cell))
-        for _, slot in idle[: len(self._waiting)]:
+        free = [slot for slot, worker in enumerate(self._workers) if worker is None or not worker.cell]
+        free.sort(key=lambda slot: self._workers[slot] is None)
+        for slot in free[: len(self._waiting)]:
             worker = self._workers[slot]
             if worker is None:
                 device = device_of(slot, self._environment.devices)

@@ -35,8 +35,8 @@ CHECK = "start one with `ray start --head`, correct RAY_ADDRESS, or unset it to 
 class RayExecutor(Executor):
     """One task per cell. Ray itself never tries a task again: a cell that is submitted again resumes."""
 
-    def __init__(self, environment: Site, workers: int) -> None:
-        """``workers`` is not used: the cluster runs as many cells as it has room for."""
+    def __init__(self, environment: Site, _workers: int) -> None:
+        """The number of workers is not used: the cluster runs as many cells as it has room for."""
         with ExitStack() as opening:
             self._ray = opening.enter_context(_cluster())
             self._sign = opening.enter_context(_sign(environment.out))

@@ -26,8 +26,8 @@ from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site, choose_device
 
 if TYPE_CHECKING:
+    from submitit import Job
     from submitit import SlurmExecutor as Submitter
-    from submitit import SlurmJob
     from submitit.core.utils import DelayedSubmission
 
 POLL = 2.0  # seconds between two looks at the queue and the results folder
@@ -51,8 +51,8 @@ class SlurmExecutor(Executor):
     then resumes. A job that has left the queue without a result was cancelled or killed: its cell is lost.
     """
 
-    def __init__(self, environment: Site, workers: int) -> None:
-        """``workers`` is not used: the cluster decides; `--slurm array_parallelism=N` limits the jobs of an array."""
+    def __init__(self, environment: Site, _workers: int) -> None:
+        """The number of workers is not used; `--slurm array_parallelism=N` limits how many jobs run at a time."""
         if environment.device not in ("auto", "cpu", "cuda"):
             raise UserError(
                 f"device {environment.device!r} names a device of one machine; on a cluster use cpu, cuda or auto."
@@ -62,7 +62,7 @@ class SlurmExecutor(Executor):
         self._name = f"fedprompt-{uuid4().hex[:8]}"  # of all jobs of this command
         self._folder = self._environment.out / "slurm" / f"{time.strftime('%Y%m%d-%H%M%S')}-{self._name[-8:]}"
         self._submitter = _submitter(self._folder, {**parameters, "job_name": self._name})
-        self._jobs: dict[str, tuple[SlurmJob[Any], Cell]] = {}  # by Slurm's number
+        self._jobs: dict[str, tuple[Job[CellOutcome | LostCell], Cell]] = {}  # by Slurm's number
         self._gone = set[str]()  # jobs that were not in the queue when it was last looked at
         self._read: dict[str, int] = {}  # bytes of each cell's rounds that were reported
         self._answered = time.monotonic()
@@ -205,12 +205,11 @@ class _CellJob:
             file.write(json.dumps(asdict(progress)) + "\n")
 
 
-def _result(job: "SlurmJob[Any]", cell: Cell) -> CellOutcome | LostCell:
+def _result(job: "Job[CellOutcome | LostCell]", cell: Cell) -> CellOutcome | LostCell:
     """What the job returned, or why it could not start."""
     error = job.exception()
     if error is not None:
         trace = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("---", "You can"))]
         reason = next((line.strip() for line in reversed(trace) if not line.lstrip().startswith(("- ", "or at"))), "")
         return LostCell(cell, f"job {job.job_id}: {reason}")
-    outcome: CellOutcome | LostCell = job.result()
-    return outcome
+    return job.result()

@@ -57,9 +57,7 @@ def by_method(outcomes: list[CellOutcome]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_cell_that_kills_its_worker_fails_alone(
-    plugin: str, tmp_path: Path, shared_cache: Path
-) -> None:
+def test_a_cell_that_kills_its_worker_fails_alone(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
     cells = [tiny_cell(name, rounds=2, eval_every=1000) for name in ("deadly", "deadly-once", "fedvpt")]
     site = Site(tmp_path / "out", plugins=(plugin,))
     done_folder(site.out, cells[0])  # results of an earlier time, to be replaced
@@ -78,8 +76,8 @@ def test_counting_the_cost_of_a_deadly_method_leaves_the_command_alive(
 ) -> None:
     site = Site(tmp_path, plugins=(plugin,))
     healthy, deadly = ([tiny_cell(name, seed, rounds=2) for seed in (0, 1)] for name in ("fedvpt", "deadly"))
-    assert _flops([*healthy, *deadly], site, apart=True) == {}
-    assert set(_flops(healthy, site, apart=True)) == {cell.hash for cell in healthy}
+    assert _flops([*healthy, *deadly], site) == {}
+    assert set(_flops(healthy, site)) == {cell.hash for cell in healthy}
 
 
 def test_a_method_that_leaves_python_fails_alone(

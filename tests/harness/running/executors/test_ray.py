@@ -12,8 +12,8 @@ import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.running.executors import _ray as on_ray
 from fedprompt.harness.running.execution import CellOutcome, execute
+from fedprompt.harness.running.executors import _ray as on_ray
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 

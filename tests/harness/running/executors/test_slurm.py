@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
-from support.slurm import ask, missing, slurm, wait_until
+from support.slurm import ask, missing, slurm
 
-from fedprompt.core.errors import UserError
 from fedprompt.harness.running.execution import CellOutcome, execute
-from fedprompt.harness.running.executors._slurm import DAY, job_parameters
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 

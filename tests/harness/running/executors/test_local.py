@@ -1,0 +1,125 @@
+"""Local workers: which device each has, and what happens to cells that end their process or take too long."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from support.deadly_cells import plugin_file, silent, tiny_cell
+
+from fedprompt.core.errors import UserError
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.execution import execute
+from fedprompt.harness.running.executors._local import ThisProcess, WorkerProcesses, device_of, open_local
+from fedprompt.harness.running.folder import failure_note
+from fedprompt.harness.running.site import Site, choose_device
+
+PLUGIN = """
+import os, time
+from pathlib import Path
+from fedprompt.methods.fedvpt import FedVPT
+
+class Sleeper(FedVPT):
+    name, order = "sleeper", 900
+    def aggregate(self, server, uploads, weights, clients):
+        time.sleep(1000)
+
+class Quits(FedVPT):
+    name, order = "quits", 901
+    def loss(self, theta, batch):
+        raise {"0": SystemExit(0), "1": KeyboardInterrupt("mine"), "2": GeneratorExit()}[os.environ["TOY_EXIT"]]
+
+class Traced(FedVPT):
+    name, order = "traced", 902
+    def aggregate(self, server, uploads, weights, clients):
+        with Path(__file__).with_suffix(".devices").open("a") as file:
+            file.write(f"{next(iter(server.values())).device} {os.getpid()}\\n")
+        time.sleep(0.5)
+        return super().aggregate(server, uploads, weights, clients)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    return plugin_file(PLUGIN, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "expected"),
+    [
+        (4, ["cuda:0", "cuda:1"], ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
+        (3, ["cuda:0", "cuda:1"], ["cuda:0", "cuda:1", "cuda:0"]),
+        (2, ["cuda:0", "cuda:1", "cuda:2"], ["cuda:0", "cuda:1"]),
+        (3, ["cpu"], ["cpu"] * 3),
+    ],
+)
+def test_workers_are_dealt_round_robin_to_devices(workers: int, devices: list[str], expected: list[str]) -> None:
+    assert [device_of(slot, devices) for slot in range(workers)] == expected
+
+
+def test_a_device_that_is_named_twice_or_not_there_is_refused() -> None:
+    assert choose_device("cpu:0,cpu:1") == "cpu:0,cpu:1"
+    with pytest.raises(UserError, match="names a device twice"):
+        choose_device("cpu,cpu")
+    with pytest.raises(UserError, match="device 'abacus:1' is not available here"):
+        choose_device("cpu,abacus:1")
+
+
+@pytest.mark.slow
+def test_two_workers_on_two_devices_give_the_bytes_of_one(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
+    cells = [tiny_cell("traced", seed, rounds=2) for seed in (0, 1)]
+    two = list(execute(cells, Site(tmp_path / "two", device="cpu:0,cpu:1", plugins=(plugin,)), silent, workers=2))
+    one = list(execute(cells, Site(tmp_path / "one"), silent))
+    records = {o.cell.hash: (o.folder / "records.csv").read_bytes() for o in two}
+    assert records == {o.cell.hash: (o.folder / "records.csv").read_bytes() for o in one}
+
+
+def test_cells_stay_in_this_process_only_if_nothing_can_have_to_be_killed() -> None:
+    assert isinstance(open_local(Site(), 1), ThisProcess)
+    for environment, workers in ((Site(), 2), (Site(plugins=("mine.py",)), 1), (Site(cell_timeout=5), 1)):
+        assert isinstance(open_local(environment, workers), WorkerProcesses)
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_is_killed_and_fails_alone(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
+    cells = [tiny_cell("sleeper", rounds=2), tiny_cell("fedvpt", rounds=2)]
+    environment = Site(tmp_path / "out", plugins=(plugin,), cell_timeout=20)
+    outcomes = {o.cell.method: o for o in execute(cells, environment, silent)}
+    assert outcomes["sleeper"].error == "took longer than --cell-timeout allows (20 s)"
+    assert failure_note(outcomes["sleeper"].folder) == outcomes["sleeper"].error
+    assert not outcomes["fedvpt"].error
+
+
+def test_a_time_limit_must_be_positive() -> None:
+    with pytest.raises(UserError, match="--cell-timeout 0 must be above 0 seconds"):
+        Site(cell_timeout=0)
+
+
+EXITS = {"0": "SystemExit: 0", "1": "KeyboardInterrupt: mine", "2": "GeneratorExit"}
+
+
+@pytest.mark.parametrize("kind", EXITS)
+def test_a_method_that_exits_fails_alone_in_this_process(
+    kind: str, plugin: str, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_EXIT", kind)
+    quits, healthy = execute([tiny_cell("quits", rounds=1), tiny_cell("fedvpt", rounds=1)], Site(tmp_path), silent)
+    assert quits.error == EXITS[kind]
+    assert not healthy.error
+
+
+@pytest.mark.slow
+def test_a_method_that_raises_keyboard_interrupt_in_a_worker_fails_alone(
+    plugin: str, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_EXIT", "1")
+    (outcome,) = execute([tiny_cell("quits", rounds=1)], Site(tmp_path / "out", plugins=(plugin,)), silent)
+    assert outcome.error == "KeyboardInterrupt: mine"
+
+
+def test_ctrl_c_ends_a_command_whose_cells_run_in_its_own_process(toy_cell: Cell, tmp_path: Path) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    with pytest.raises(KeyboardInterrupt):
+        list(execute([toy_cell], Site(tmp_path), lambda _: os.kill(os.getpid(), signal.SIGINT)))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
