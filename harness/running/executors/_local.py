@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -54,8 +54,8 @@ class ThisProcess(Executor):
 class WorkerProcesses(Executor):
     """Up to ``count`` workers; each keeps its place, and with it its device, when it has to be replaced."""
 
-    def __init__(self, environment: Site, count: int) -> None:
-        self._environment = environment
+    def __init__(self, environment: Site, count: int, start: "Callable[[Site], _Worker] | None" = None) -> None:
+        self._environment, self._start = environment, start or _Worker
         self._waiting = deque[Task]()
         self._workers: list[_Worker | None] = [None] * count
 
@@ -95,7 +95,7 @@ class WorkerProcesses(Executor):
             worker = self._workers[slot]
             if worker is None:
                 device = device_of(slot, self._environment.devices)
-                worker = self._workers[slot] = _Worker(replace(self._environment, device=device))
+                worker = self._workers[slot] = self._start(replace(self._environment, device=device))
             worker.run(self._waiting.popleft())
 
     def _receive(self, slot: int, worker: "_Worker") -> RoundProgress | CellOutcome | LostCell | None:

@@ -3,7 +3,9 @@
 import os
 import signal
 import threading
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
@@ -11,13 +13,13 @@ from support.deadly_cells import plugin_file, silent, tiny_cell
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.execution import execute
+from fedprompt.harness.running.executors._interface import CellOutcome, LostCell, Task
 from fedprompt.harness.running.executors._local import ThisProcess, WorkerProcesses, device_of, open_local
 from fedprompt.harness.running.folder import failure_note
 from fedprompt.harness.running.site import Site, choose_device
 
 PLUGIN = """
 import os, time
-from pathlib import Path
 from fedprompt.methods.fedvpt import FedVPT
 
 class Sleeper(FedVPT):
@@ -29,14 +31,6 @@ class Quits(FedVPT):
     name, order = "quits", 901
     def loss(self, theta, batch):
         raise {"0": SystemExit(0), "1": KeyboardInterrupt("mine"), "2": GeneratorExit()}[os.environ["TOY_EXIT"]]
-
-class Traced(FedVPT):
-    name, order = "traced", 902
-    def aggregate(self, server, uploads, weights, clients):
-        with Path(__file__).with_suffix(".devices").open("a") as file:
-            file.write(f"{next(iter(server.values())).device} {os.getpid()}\\n")
-        time.sleep(0.5)
-        return super().aggregate(server, uploads, weights, clients)
 """
 
 
@@ -66,10 +60,45 @@ def test_a_device_that_is_named_twice_or_not_there_is_refused() -> None:
         choose_device("cpu,abacus:1")
 
 
+class FakeWorker:
+    """Says at once how its cell ended; its first cell kills it."""
+
+    started: ClassVar[list[str]] = []
+
+    def __init__(self, environment: Site) -> None:
+        self.started.append(environment.device)
+        self.pipe, self.theirs = Pipe()
+        self.cell: Cell | None = None
+        self.deadline = None
+
+    def run(self, task: Task) -> None:
+        self.cell = task.cell
+        if len(self.started) == 1:
+            self.theirs.close()
+        else:
+            self.theirs.send(CellOutcome(task.cell, Path()))
+
+    def end(self) -> None:
+        self.pipe.close()
+
+
+def test_a_worker_that_replaces_another_has_its_device() -> None:
+    executor = WorkerProcesses(Site(device="cuda:0,cuda:1"), 2, FakeWorker)  # type: ignore[arg-type]
+    cells = [tiny_cell("fedvpt", seed, rounds=1) for seed in (0, 1)]
+    executor.submit([Task(cells[0])])
+    (lost,) = executor.wait(silent)
+    assert isinstance(lost, LostCell)
+    executor.submit([Task(cell) for cell in cells])
+    ended: list[object] = []
+    while len(ended) < 2:
+        ended += executor.wait(silent)
+    assert FakeWorker.started == ["cuda:0", "cuda:0", "cuda:1"]
+
+
 @pytest.mark.slow
-def test_two_workers_on_two_devices_give_the_bytes_of_one(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
-    cells = [tiny_cell("traced", seed, rounds=2) for seed in (0, 1)]
-    two = list(execute(cells, Site(tmp_path / "two", device="cpu:0,cpu:1", plugins=(plugin,)), silent, workers=2))
+def test_two_workers_on_two_devices_give_the_bytes_of_one(tmp_path: Path, shared_cache: Path) -> None:
+    cells = [tiny_cell("fedvpt", seed, rounds=2) for seed in (0, 1)]
+    two = list(execute(cells, Site(tmp_path / "two", device="cpu:0,cpu:1"), silent, workers=2))
     one = list(execute(cells, Site(tmp_path / "one"), silent))
     records = {o.cell.hash: (o.folder / "records.csv").read_bytes() for o in two}
     assert records == {o.cell.hash: (o.folder / "records.csv").read_bytes() for o in one}
@@ -83,10 +112,11 @@ def test_cells_stay_in_this_process_only_if_nothing_can_have_to_be_killed() -> N
 
 @pytest.mark.slow
 def test_a_cell_that_takes_too_long_is_killed_and_fails_alone(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
+    list(execute([tiny_cell("fedvpt", 1, rounds=1)], Site(tmp_path / "data"), silent))  # draws the data
     cells = [tiny_cell("sleeper", rounds=2), tiny_cell("fedvpt", rounds=2)]
-    environment = Site(tmp_path / "out", plugins=(plugin,), cell_timeout=20)
+    environment = Site(tmp_path / "out", plugins=(plugin,), cell_timeout=8)
     outcomes = {o.cell.method: o for o in execute(cells, environment, silent)}
-    assert outcomes["sleeper"].error == "took longer than --cell-timeout allows (20 s)"
+    assert outcomes["sleeper"].error == "took longer than --cell-timeout allows (8 s)"
     assert failure_note(outcomes["sleeper"].folder) == outcomes["sleeper"].error
     assert not outcomes["fedvpt"].error
 

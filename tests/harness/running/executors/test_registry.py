@@ -19,7 +19,7 @@ from fedprompt.harness.running.site import Site
 class Backwards(Executor):
     """Runs the last cell first, and loses the first that it is asked for."""
 
-    def __init__(self, environment: Site, workers: int) -> None:
+    def __init__(self, environment: Site, _workers: int) -> None:
         self.environment, self.tasks, self.lost = environment, list[Task](), False
 
     def submit(self, tasks: Sequence[Task]) -> None:

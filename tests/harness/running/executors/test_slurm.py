@@ -1,19 +1,24 @@
 """Cells on a real Slurm of one node: the bytes of one process, whatever is cancelled, drained or interrupted."""
 
+import inspect
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
-from support.slurm import ask, missing, slurm
+from support.slurm import ask, missing, slurm, wait_until
 
+from fedprompt.core.errors import UserError
 from fedprompt.harness.running.execution import CellOutcome, execute
+from fedprompt.harness.running.executors._slurm import COMMANDS, DAY, NUMBERS, TEXTS, job_parameters
+from fedprompt.harness.running.folder import is_locked
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 
-pytest.importorskip("submitit", reason="submitit is not installed (extra `slurm`)")
+submitit_slurm = pytest.importorskip("submitit.slurm.slurm", reason="submitit is not installed (extra `slurm`)")
 needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
 
 PLUGIN = """
@@ -49,6 +54,66 @@ def node(cluster: tuple[str, Path], shared_cache: Path, monkeypatch: pytest.Monk
 @pytest.fixture
 def plugin(tmp_path: Path) -> str:
     return plugin_file(PLUGIN, tmp_path)
+
+
+def chosen(*settings: str, **environment: Any) -> dict[str, Any]:
+    """Parameters of the jobs that `--slurm KEY=VALUE` asks for."""
+    options = tuple((key, value) for key, _, value in (setting.partition("=") for setting in settings))
+    return job_parameters(Site(executor_options=options, **environment))
+
+
+def test_settings_of_jobs_have_defaults() -> None:
+    assert chosen() == {"time": DAY, "cpus_per_task": 1}
+    assert chosen(threads=4, device="cuda") == {"time": DAY, "cpus_per_task": 4, "gpus_per_node": 1}
+    assert chosen("gres=gpu:a100:1", device="cuda") == {"time": DAY, "cpus_per_task": 1, "gres": "gpu:a100:1"}
+
+
+def test_settings_of_jobs_are_those_of_submitit() -> None:
+    settings = chosen("partition=gpu", "time=90", "account=007", "setup=module load x", "setup=ulimit -c 0")
+    assert settings["account"] == "007"
+    assert settings["time"] == 90
+    assert settings["setup"] == ["module load x", "ulimit -c 0"]
+    accepted = inspect.signature(submitit_slurm._make_sbatch_string).parameters
+    assert {*TEXTS, *NUMBERS, *COMMANDS, "srun_args"} <= accepted.keys()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("partitoin=gpu", r"unknown --slurm setting 'partitoin'. Did you mean 'partition'\?"),
+        ("nodes=2", "unknown --slurm setting 'nodes'"),
+        ("time=1:30:00", "--slurm time=1:30:00 must be a whole number of 1 or more minutes"),
+    ],
+)
+def test_settings_that_are_not_known_or_not_numbers_are_one_line(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        chosen(setting)
+
+
+def test_a_machine_without_slurm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no sbatch, srun, squeue, scancel on the path"):
+        list(execute([tiny_cell("fedvpt", rounds=1)], Site(tmp_path), silent, executor="slurm"))
+
+
+@needs_slurm
+def test_a_partition_that_is_not_there_is_one_line(node: str, tmp_path: Path) -> None:
+    environment = Site(tmp_path, executor_options=(("partition", "nowhere"),))
+    with pytest.raises(UserError, match=r"Slurm did not accept the jobs \(.*[Ii]nvalid partition"):
+        list(execute([tiny_cell("fedvpt", rounds=1)], environment, silent, executor="slurm"))
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_an_interrupted_command_cancels_its_jobs(node: str, plugin: str, tmp_path: Path) -> None:
+    def interrupt(_: RoundProgress) -> None:
+        raise KeyboardInterrupt
+
+    cells = [tiny_cell("slow", seed, rounds=1000) for seed in (0, 1, 2)]  # of which two run and one waits
+    with pytest.raises(KeyboardInterrupt):
+        list(execute(cells, Site(tmp_path, plugins=(plugin,)), interrupt, executor="slurm"))
+    wait_until(lambda: not ask("squeue", "--noheader"), 10)
+    assert not any(is_locked(folder) for folder in tmp_path.glob("runs/*"))
 
 
 def same_tables(outcomes: list[CellOutcome], elsewhere: Path) -> bool:
