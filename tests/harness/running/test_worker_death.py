@@ -44,6 +44,12 @@ class Slow(FedVPT):
         import time
         time.sleep(0.2)
         return super().loss(theta, batch)
+
+class Sleeper(FedVPT):
+    name, order = "sleeper", 903
+    def loss(self, theta, batch):
+        import time
+        time.sleep(1000)
 """
 
 
@@ -78,6 +84,16 @@ def test_counting_the_cost_of_a_deadly_method_leaves_the_command_alive(
     healthy, deadly = ([tiny_cell(name, seed, rounds=2) for seed in (0, 1)] for name in ("fedvpt", "deadly"))
     assert _flops([*healthy, *deadly], site) == {}
     assert set(_flops(healthy, site)) == {cell.hash for cell in healthy}
+
+
+@pytest.mark.slow
+def test_counting_the_cost_of_a_sleeping_method_takes_no_longer_than_it_may(
+    plugin: str, tmp_path: Path, shared_cache: Path
+) -> None:
+    cells = [tiny_cell("sleeper", seed, rounds=2) for seed in (0, 1)]
+    begun = time.monotonic()
+    assert _flops(cells, Site(tmp_path, plugins=(plugin,)), seconds=1) == {}
+    assert time.monotonic() - begun < 30  # the process itself has to start
 
 
 def test_a_method_that_leaves_python_fails_alone(

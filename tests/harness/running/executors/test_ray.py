@@ -38,6 +38,11 @@ class DeadlyOnce(Slow):
             marker.touch()
             os._exit(3)
         return super().aggregate(server, uploads, weights, clients)
+
+class Sleeper(FedVPT):
+    name, order = "sleeper", 902
+    def aggregate(self, server, uploads, weights, clients):
+        time.sleep(1000)
 """
 TABLES = ("records.csv", "rounds.csv")
 
@@ -97,6 +102,16 @@ def test_two_nodes_of_which_a_worker_and_one_node_are_killed(
     assert not list((tmp_path / "results").glob(".ray-*"))
     list(execute(cells, Site(tmp_path / "one", plugins=(plugin,)), silent))
     assert same_tables(outcomes, tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_is_killed_on_its_node(
+    plugin: str, tmp_path: Path, start_cluster: Callable[[int], Any]
+) -> None:
+    start_cluster(2)
+    environment = Site(tmp_path / "out", plugins=(plugin,), cell_timeout=5)
+    (outcome,) = execute([tiny_cell("sleeper", rounds=4)], environment, silent, executor="ray")
+    assert outcome.error == "took longer than --cell-timeout allows (5 s)"
 
 
 def can_mount() -> bool:
