@@ -138,7 +138,7 @@ def _is_half_made(path: Path) -> bool:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def tracking_lock(out: Path) -> Iterator[None]:
     """One process records at a time, so that two cannot both miss a run and create it."""
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".tracking.lock"):

@@ -7,8 +7,8 @@ from contextlib import suppress
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.executors import get_executor
-from fedprompt.harness.running.executors._attempt import failed
-from fedprompt.harness.running.executors._interface import CellOutcome, LostCell, OnRound, Task
+from fedprompt.harness.running.executors.attempt import failed
+from fedprompt.harness.running.executors.interface import CellOutcome, LostCell, OnRound, Task
 from fedprompt.harness.running.folder import open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site

@@ -16,7 +16,7 @@ import pytest
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.execution import CellOutcome
-from fedprompt.harness.running.executors import _attempt as attempt_module
+from fedprompt.harness.running.executors import attempt as attempt_module
 from fedprompt.harness.running.folder import is_done, open_folder
 from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite

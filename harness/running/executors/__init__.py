@@ -1,6 +1,6 @@
 """Executors: where the cells of a command run. The choice never changes a result.
 
-An executor implements the interface in `_interface.py` and is registered below. That is all: the command line takes its
+An executor implements the interface in `interface.py` and is registered below. That is all: the command line takes its
 choices, help and options from the registry, and `execute` counts deaths and tries cells again for all of them.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedprompt.core.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from fedprompt.harness.running.executors._interface import Executor
+    from fedprompt.harness.running.executors.interface import Executor
     from fedprompt.harness.running.site import Site
 
     Factory = Callable[[Site, int], Executor]  # from where cells run, and how many workers this machine may have

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executors._attempt import attempt
-from fedprompt.harness.running.executors._interface import CellOutcome, Executor, LostCell, OnRound, Task
+from fedprompt.harness.running.executors.attempt import attempt
+from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.processes import worker_context
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site

@@ -18,9 +18,9 @@ from uuid import uuid4
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import cache_dir, write_atomic
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executors._attempt import attempt
-from fedprompt.harness.running.executors._interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.executors._local import attempt_apart
+from fedprompt.harness.running.executors.attempt import attempt
+from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.folder import DONE, LockedError, open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,9 @@ from uuid import uuid4
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.interrupts import one_line
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executors._attempt import failed
-from fedprompt.harness.running.executors._interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.executors._local import attempt_apart
+from fedprompt.harness.running.executors.attempt import failed
+from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site, choose_device
 
@@ -104,9 +105,12 @@ class SlurmExecutor(Executor):
         """Jobs that wait leave the queue; those that run are killed at once, not after Slurm's time of grace."""
         mine = ["scancel", "--quiet", f"--user={os.getuid()}", f"--name={self._name}"]
         for which in (["--state=PENDING"], ["--state=RUNNING", "--signal=KILL", "--full"], []):
-            subprocess.run([*mine, *which], capture_output=True, check=False)
+            # In a session of its own: a second Ctrl-C must not stop it.
+            subprocess.run([*mine, *which], capture_output=True, check=False, start_new_session=True)
         if not self._jobs and not self._keep_logs:
             shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):  # other commands have folders there
+                self._folder.parent.rmdir()
 
     def _rounds(self, cell: Cell) -> Path:
         return self._folder / f"{cell.hash}.rounds"

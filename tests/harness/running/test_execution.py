@@ -9,7 +9,7 @@ from support.deadly_cells import silent
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.running.cell import Cell, make_cell
 from fedprompt.harness.running.execution import execute
-from fedprompt.harness.running.executors import _attempt as attempt_module
+from fedprompt.harness.running.executors import attempt as attempt_module
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.site import Site
 

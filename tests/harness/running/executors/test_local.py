@@ -13,8 +13,8 @@ from support.deadly_cells import plugin_file, silent, tiny_cell
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.execution import execute
-from fedprompt.harness.running.executors._interface import CellOutcome, LostCell, Task
 from fedprompt.harness.running.executors._local import ThisProcess, WorkerProcesses, device_of, open_local
+from fedprompt.harness.running.executors.interface import CellOutcome, LostCell, Task
 from fedprompt.harness.running.folder import failure_note
 from fedprompt.harness.running.site import Site, choose_device
 

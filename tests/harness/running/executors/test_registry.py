@@ -10,8 +10,8 @@ from fedprompt.harness.cli import build_parser
 from fedprompt.harness.running import executors as registry_module
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.executors import ExecutorEntry, executors, get_executor, register_executor
-from fedprompt.harness.running.executors._attempt import attempt
-from fedprompt.harness.running.executors._interface import CellOutcome, Executor, LostCell, OnRound, Task
+from fedprompt.harness.running.executors.attempt import attempt
+from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.session import run_cells
 from fedprompt.harness.running.site import Site
 

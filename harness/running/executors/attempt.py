@@ -3,7 +3,7 @@
 from fedprompt.core.errors import UserError
 from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executors._interface import CellOutcome, OnRound
+from fedprompt.harness.running.executors.interface import CellOutcome, OnRound
 from fedprompt.harness.running.folder import LockedError, is_locked, note_failure, run_folder
 from fedprompt.harness.running.run import RoundProgress, run_cell
 from fedprompt.harness.running.site import Site
