@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -97,8 +98,8 @@ def end(daemon: "subprocess.Popen[bytes]") -> None:
         daemon.wait()
 
 
-def wait_until(condition: "object", seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.1)

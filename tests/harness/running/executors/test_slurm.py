@@ -3,6 +3,7 @@
 import inspect
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from fedprompt.methods.fedvpt import FedVPT
 class Slow(FedVPT):
     name, order = "slow", 900
     def aggregate(self, server, uploads, weights, clients):
-        time.sleep(0.7)
+        time.sleep(0.6)
         return super().aggregate(server, uploads, weights, clients)
 """
 TABLES = ("records.csv", "rounds.csv")
@@ -129,30 +130,33 @@ def same_tables(outcomes: list[CellOutcome], elsewhere: Path) -> bool:
 def test_cancelled_jobs_and_a_drained_node_leave_the_bytes_of_one_process(
     node: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [tiny_cell("slow", seed, rounds=4) for seed in (0, 1, 2)]
-    cancelled: list[str] = []
-    drained: list[str] = []
+    cells = [tiny_cell("slow", seed, rounds=6) for seed in (0, 1, 2)]  # of which two run and one waits
     rounds: list[RoundProgress] = []
+    cancelled: list[str] = []
+    waiting: list[str] = []
+
+    def resume() -> None:
+        waiting.extend(ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i").split())
+        ask("scontrol", "update", f"nodename={node}", "state=resume")
+
+    later = threading.Timer(5, resume)
 
     def interfere(progress: RoundProgress) -> None:
-        """Cancel the first job that has done a round; drain the node when the second cell begins."""
+        """When the first round arrives, drain the node and cancel a job that runs."""
         rounds.append(progress)
-        if not cancelled:
-            running = ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()
-            cancelled.append(running[0])
-            ask("scancel", "--signal=KILL", "--full", running[0])
-        elif not drained:
+        if len(rounds) == 1:
             ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-            drained.append(ask("sinfo", "--noheader", "--format=%T").strip())
-            assert drained[0].startswith("drain")
-            ask("scontrol", "update", f"nodename={node}", "state=resume")
+            cancelled.append(ask("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()[0])
+            ask("scancel", "--signal=KILL", "--full", cancelled[0])
+            later.start()
 
     monkeypatch.chdir(tmp_path)
     environment = Site(Path("results"), plugins=(plugin,))  # relative to a folder that jobs do not start in
     outcomes = list(execute(cells, environment, interfere, executor="slurm"))
+    later.join()
     assert [outcome.error for outcome in outcomes] == [""] * 3
     assert cancelled
-    assert drained
-    assert {(p.cell, p.round) for p in rounds} == {(cell.hash, r) for cell in cells for r in (1, 2, 3, 4)}
-    list(execute(cells, Site(tmp_path / "one", plugins=(plugin,)), silent))
+    assert waiting, "no job waited for the drained node"
+    assert {(p.cell, p.round) for p in rounds} == {(cell.hash, r) for cell in cells for r in range(1, 7)}
+    list(execute(cells, Site(tmp_path / "one", plugins=(plugin,)), silent, workers=2))
     assert same_tables(outcomes, tmp_path / "one")
