@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedprompt.harness.running.executors.interface import Executor
     from fedprompt.harness.running.site import Site
 
-    Factory = Callable[[Site, int], Executor]  # from where cells run, and how many workers this machine may have
+    Factory = Callable[[Site, int], Executor]  # the number says how many workers this machine may have
 
 
 @dataclass(frozen=True)
