@@ -11,7 +11,7 @@ from fedprompt.harness.cli._parser import Parser
 from fedprompt.harness.running.executors import executors, get_executor
 
 if TYPE_CHECKING:
-    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.suite import Suite
 
 SET_HELP = "a parameter of the method or a field of the protocol (protocol.KEY if both have it); may be repeated"
@@ -94,7 +94,7 @@ def add_tracking(parser: Parser) -> None:
     parser.add_argument("--tracking-uri", help="MLflow server or database (default: sqlite in the results folder)")
 
 
-def add_site(parser: Parser) -> None:
+def add_environment(parser: Parser) -> None:
     add_out(parser)
     add_plugins(parser)
     parser.add_argument("--data-root", type=Path, help="folder with downloaded data sets")
@@ -130,9 +130,9 @@ def tracking_uri(args: Namespace) -> str:
     return args.tracking_uri or default_uri(args.out)
 
 
-def make_site(args: Namespace) -> "Site":
+def make_environment(args: Namespace) -> "RunEnvironment":
     """Where the command's cells run."""
-    from fedprompt.harness.running.site import Site, choose_device
+    from fedprompt.harness.running.environment import RunEnvironment, choose_device
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
@@ -144,7 +144,7 @@ def make_site(args: Namespace) -> "Site":
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
     remote = get_executor(getattr(args, "executor", "local")).remote  # its devices are not those of this machine
     device = args.device if remote else choose_device(args.device)
-    return Site(
+    return RunEnvironment(
         args.out,
         args.data_root,
         weights,

@@ -32,7 +32,7 @@ def add(commands: "Commands") -> None:
     options.add_executor(parser)
     options.add_selection(parser)
     options.add_untuned(parser)
-    options.add_site(parser)
+    options.add_environment(parser)
     options.add_tracking(parser)
     parser.add_argument(
         "--resume-from", type=Path, metavar="DIR", help="take finished cells from a published run of the same code"
@@ -55,7 +55,7 @@ def bench(args: Namespace) -> int:
     if args.resume_from:
         _restore(args.resume_from, cells, args.out)
     restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
-    outcomes = run_and_record(cells, options.make_site(args), args, restart, suite, args.workers, args.executor)
+    outcomes = run_and_record(cells, options.make_environment(args), args, restart, suite, args.workers, args.executor)
     shown = still_holds(suite, options.tracking_uri(args), args.out)
     if shown is not None:
         print(shown, end="")

@@ -26,9 +26,9 @@ from fedprompt.core.progress import track
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.recording.tracker import Tracker, default_uri
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.processes import worker_context
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import Method, load_plugin, registry
 
 BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images
@@ -90,21 +90,23 @@ class Overhead:
     round: float = 0.0
 
 
-def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
+def prices(jobs: Sequence[Job], environment: RunEnvironment, workers: int, timed: bool) -> tuple[list[Price], float]:
     """Count every job and, if wanted, time it; also the seconds that the workers took to start."""
     costs = [count_passes(job) for job in track(jobs, "counting FLOPs")]
     if not timed:
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
-        return _timed(map, jobs, costs, site, workers), 0.0
-    with ProcessPoolExecutor(workers, worker_context(), _plugins, (site.plugins,)) as pool:
+        return _timed(map, jobs, costs, environment, workers), 0.0
+    with ProcessPoolExecutor(workers, worker_context(), _plugins, (environment.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
-        return _timed(pool.map, jobs, costs, site, workers), started
+        return _timed(pool.map, jobs, costs, environment, workers), started
 
 
-def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, workers: int) -> list[Price]:
+def _timed(
+    run: Any, jobs: Sequence[Job], costs: Sequence[Cost], environment: RunEnvironment, workers: int
+) -> list[Price]:
     """Jobs of one family are timed as one; their seconds per image follow the FLOPs."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
@@ -113,7 +115,12 @@ def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, wor
     needs = [sum(costs[index].flops.values()) * math.prod(jobs[index].step) / costs[index].images for index in dearest]
     # Half of the time is shared equally, for small passes are slow beyond their FLOPs.
     shares = [BUDGET * workers * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
-    arguments = [jobs[index] for index in dearest], [costs[index] for index in dearest], [site] * len(dearest), shares
+    arguments = (
+        [jobs[index] for index in dearest],
+        [costs[index] for index in dearest],
+        [environment] * len(dearest),
+        shares,
+    )
     timings = track(run(time_passes, *arguments), "timing", total=len(dearest))
     job_prices: dict[int, Price] = {}
     for members, index, lines in zip(families.values(), dearest, timings, strict=True):
@@ -162,21 +169,21 @@ def _count_passes(job: Job) -> Cost:
     return cost(job.build(), 1, job.batch_size, job.images, **job.recipe)
 
 
-def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
+def time_passes(job: Job, counted: Cost, environment: RunEnvironment, share: float) -> dict[str, PassTime]:
     """Time the job's passes within about ``share`` seconds, the dearest kind first.
 
     Its size grows until the next would take too long, which shows how fast the machine is. Of every other kind the
     two largest sizes are timed that should fit; where none does, it costs its FLOPs at the best speed seen.
     """
     with _named(job):
-        return _time_passes(job, counted, site, share)
+        return _time_passes(job, counted, environment, share)
 
 
-def _time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
-    torch.set_num_threads(site.threads)
+def _time_passes(job: Job, counted: Cost, environment: RunEnvironment, share: float) -> dict[str, PassTime]:
+    torch.set_num_threads(environment.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = job.build(site.devices[0], clients)
+    method = job.build(environment.devices[0], clients)
     works = {k * b: _works(method, k, b, job.recipe) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
@@ -189,7 +196,7 @@ def _time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str,
             left = share - (time.perf_counter() - begun)
             if points and points[-1][1] / points[-1][0] * size > left:
                 break
-            points.append((size, _seconds(works[size][kind], left / 8, site.devices[0])))
+            points.append((size, _seconds(works[size][kind], left / 8, environment.devices[0])))
             speed = max(speed, flops[kind] * size / points[-1][1])
         lines[kind] = line(points, flops[kind] / speed if speed else 0.0)
     return lines
@@ -213,15 +220,15 @@ def measure_overhead(dataset: str) -> Overhead:
     """Real cells that train nothing, run and recorded in a folder that is thrown away."""
     spec = BackboneSpec("micro-vit", "random", 32)
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(out=Path(folder))
-        tracker = Tracker(default_uri(site.out), site.out)
+        environment = RunEnvironment(out=Path(folder))
+        tracker = Tracker(default_uri(environment.out), environment.out)
 
         def run(rounds: int, seed: int) -> tuple[float, list[float]]:
             """Seconds of a cell, and those of each round after its first."""
             begun, ends = time.perf_counter(), list[float]()
             protocol = {"rounds": rounds, "epochs": 0, "last": 1, "eval_every": rounds}
             cell = make_cell("fedvpt", dataset, "disjoint:clients=1,shots=1,test_shots=1", spec, seed, {}, protocol)
-            tracker.finish(run_cell(cell, site, lambda _: ends.append(time.perf_counter())))
+            tracker.finish(run_cell(cell, environment, lambda _: ends.append(time.perf_counter())))
             return time.perf_counter() - begun, [after - before for before, after in pairwise(ends)]
 
         (first, _), (second, rounds) = run(1, 0), run(11, 1)

@@ -6,12 +6,12 @@ from contextlib import suppress
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors import get_executor
 from fedprompt.harness.running.executors.attempt import failed
 from fedprompt.harness.running.executors.interface import CellOutcome, LostCell, OnRound, Task
 from fedprompt.harness.running.folder import open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 __all__ = ["RETRIES", "CellOutcome", "execute"]
 
@@ -20,7 +20,7 @@ RETRIES = 2  # of a cell whose process died; it resumes from its checkpoint
 
 def execute(
     cells: Sequence[Cell],
-    environment: Site,
+    environment: RunEnvironment,
     on_round: OnRound,
     workers: int = 1,
     executor: str = "local",
@@ -55,7 +55,7 @@ def execute(
 class AttemptLog:
     """Which cells have to start over, and how often each one's process died."""
 
-    def __init__(self, environment: Site, restart: Collection[str], retries: int) -> None:
+    def __init__(self, environment: RunEnvironment, restart: Collection[str], retries: int) -> None:
         self._environment, self._retries = environment, retries
         self._restart = set(restart)  # less those that have begun: they are resumed
         self._deaths: Counter[str] = Counter()

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from fedprompt.core.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.executors.interface import Executor
-    from fedprompt.harness.running.site import Site
 
-    Factory = Callable[[Site, int], Executor]  # the number says how many workers this machine may have
+    Factory = Callable[[RunEnvironment, int], Executor]  # the number says how many workers this machine may have
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ExecutorEntry:
     remote: bool = False  # cells run on other machines, whose devices this one does not see
     options: str = ""  # help for its own option `--NAME KEY=VALUE`; empty if it has none
 
-    def create(self, environment: "Site", workers: int) -> "Executor":
+    def create(self, environment: "RunEnvironment", workers: int) -> "Executor":
         if isinstance(self.factory, str):
             module, _, attribute = self.factory.partition(":")
             factory: Factory = getattr(importlib.import_module(module), attribute)

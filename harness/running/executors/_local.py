@@ -14,16 +14,16 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors.attempt import attempt
 from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.processes import worker_context
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 BEGUN = "begun"  # what a worker sends when it starts a cell
 
 
-def open_local(environment: Site, workers: int) -> Executor:
+def open_local(environment: RunEnvironment, workers: int) -> Executor:
     """Without processes of its own for a single worker, unless a cell may have to be killed."""
     if workers > 1 or environment.plugins or environment.cell_timeout:
         return WorkerProcesses(environment, workers)
@@ -38,7 +38,7 @@ def device_of(slot: int, devices: Sequence[str]) -> str:
 class ThisProcess(Executor):
     """One cell after another, here."""
 
-    def __init__(self, environment: Site) -> None:
+    def __init__(self, environment: RunEnvironment) -> None:
         self._environment = replace(environment, device=environment.devices[0])
         self._waiting = deque[Task]()
 
@@ -54,7 +54,9 @@ class ThisProcess(Executor):
 class WorkerProcesses(Executor):
     """Up to ``count`` workers; each keeps its place, and with it its device, when it has to be replaced."""
 
-    def __init__(self, environment: Site, count: int, start: "Callable[[Site], _Worker] | None" = None) -> None:
+    def __init__(
+        self, environment: RunEnvironment, count: int, start: "Callable[[RunEnvironment], _Worker] | None" = None
+    ) -> None:
         self._environment, self._start = environment, start or _Worker
         self._waiting = deque[Task]()
         self._workers: list[_Worker | None] = [None] * count
@@ -118,7 +120,7 @@ class WorkerProcesses(Executor):
         self._workers[slot] = None
 
 
-def attempt_apart(task: Task, environment: Site, on_round: OnRound) -> CellOutcome | LostCell:
+def attempt_apart(task: Task, environment: RunEnvironment, on_round: OnRound) -> CellOutcome | LostCell:
     """`attempt` in a process of its own: for cells that may have to be killed, or whose caller handles signals."""
     with WorkerProcesses(environment, 1) as worker:
         worker.submit([task])
@@ -133,7 +135,7 @@ class _Worker:
     Each has its own pipe: a process that is killed while it writes to a shared queue blocks all others.
     """
 
-    def __init__(self, environment: Site) -> None:
+    def __init__(self, environment: RunEnvironment) -> None:
         context = worker_context()
         self.pipe, theirs = context.Pipe()
         arguments = theirs, environment, dict(os.environ)
@@ -160,7 +162,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: "Connection[Any, Any]", environment: Site, variables: dict[str, str]) -> None:
+def _serve(pipe: "Connection[Any, Any]", environment: RunEnvironment, variables: dict[str, str]) -> None:
     """``variables`` are the parent's: the process that this one was copied from may be older than its settings."""
     os.environ.clear()
     os.environ.update(variables)

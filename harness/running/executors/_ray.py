@@ -18,12 +18,12 @@ from uuid import uuid4
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import cache_dir, write_atomic
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors._local import attempt_apart
 from fedprompt.harness.running.executors.attempt import attempt
 from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.folder import DONE, LockedError, open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -35,7 +35,7 @@ CHECK = "start one with `ray start --head`, correct RAY_ADDRESS, or unset it to 
 class RayExecutor(Executor):
     """One task per cell. Ray itself never tries a task again: a cell that is submitted again resumes."""
 
-    def __init__(self, environment: Site, _workers: int) -> None:
+    def __init__(self, environment: RunEnvironment, _workers: int) -> None:
         """The number of workers is not used: the cluster runs as many cells as it has room for."""
         with ExitStack() as opening:
             self._ray = opening.enter_context(_cluster())
@@ -141,7 +141,7 @@ def _sign(out: Path) -> Iterator[str]:
         sign.unlink(missing_ok=True)
 
 
-def _on_nodes(environment: Site, resources: Mapping[str, float]) -> Site:
+def _on_nodes(environment: RunEnvironment, resources: Mapping[str, float]) -> RunEnvironment:
     """``environment`` as the cluster's processes can use it."""
     if environment.device not in ("auto", "cpu", "cuda"):
         raise UserError(
@@ -164,7 +164,7 @@ def _require_a_node(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, floa
 
 
 def _work(
-    cell: Cell, environment: Site, sign: str, messages: "Queue", restart: bool
+    cell: Cell, environment: RunEnvironment, sign: str, messages: "Queue", restart: bool
 ) -> tuple[CellOutcome | LostCell, Files | None]:
     """What a node does. The files are those of the finished folder if the node does not share the disk."""
     from ray.exceptions import RayError
@@ -183,7 +183,7 @@ def _work(
     return ended, {path.name: path.read_bytes() for path in ended.folder.iterdir() if path.name != ".lock"}
 
 
-def _received(environment: Site, outcome: CellOutcome, files: Files | None) -> CellOutcome:
+def _received(environment: RunEnvironment, outcome: CellOutcome, files: Files | None) -> CellOutcome:
     """The outcome with the folder where it belongs, made of ``files`` if the node could not write there."""
     folder = run_folder(environment.out, outcome.cell)
     if files is not None:

@@ -20,11 +20,11 @@ from uuid import uuid4
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.interrupts import one_line
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment, choose_device
 from fedprompt.harness.running.executors._local import attempt_apart
 from fedprompt.harness.running.executors.attempt import failed
 from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site, choose_device
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -52,7 +52,7 @@ class SlurmExecutor(Executor):
     then resumes. A job that has left the queue without a result was cancelled or killed: its cell is lost.
     """
 
-    def __init__(self, environment: Site, _workers: int) -> None:
+    def __init__(self, environment: RunEnvironment, _workers: int) -> None:
         """The number of workers is not used; `--slurm array_parallelism=N` limits how many jobs run at a time."""
         if environment.device not in ("auto", "cpu", "cuda"):
             raise UserError(
@@ -141,7 +141,7 @@ class SlurmExecutor(Executor):
         return set(answer.stdout.split())
 
 
-def job_parameters(environment: Site) -> dict[str, Any]:
+def job_parameters(environment: RunEnvironment) -> dict[str, Any]:
     """Parameters of submitit: our defaults, then what `--slurm KEY=VALUE` says."""
     chosen: dict[str, Any] = {}
     for key, text in environment.executor_options:
@@ -186,7 +186,7 @@ class _CellJob:
     """What a job runs. The cell has a process of its own, because this one answers Slurm's signals."""
 
     task: Task
-    environment: Site
+    environment: RunEnvironment
     rounds: Path
 
     def __call__(self) -> CellOutcome | LostCell:

@@ -3,14 +3,14 @@
 from fedprompt.core.errors import UserError
 from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors.interface import CellOutcome, OnRound
 from fedprompt.harness.running.folder import LockedError, is_locked, note_failure, run_folder
 from fedprompt.harness.running.run import RoundProgress, run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import load_plugin, registry
 
 
-def attempt(cell: Cell, environment: Site, on_round: OnRound, restart: bool) -> CellOutcome:
+def attempt(cell: Cell, environment: RunEnvironment, on_round: OnRound, restart: bool) -> CellOutcome:
     """Run ``cell`` here. Whatever its method raises is its outcome, an exit too; only a real Ctrl-C goes on."""
 
     def report(progress: RoundProgress) -> None:
@@ -40,7 +40,7 @@ def attempt(cell: Cell, environment: Site, on_round: OnRound, restart: bool) -> 
     return failed(cell, environment, reason)
 
 
-def failed(cell: Cell, environment: Site, reason: str) -> CellOutcome:
+def failed(cell: Cell, environment: RunEnvironment, reason: str) -> CellOutcome:
     """The reason is also written into the run folder, if that can be written to."""
     folder = run_folder(environment.out, cell)
     try:

@@ -9,17 +9,17 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import build_parser
 from fedprompt.harness.running import executors as registry_module
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors import ExecutorEntry, executors, get_executor, register_executor
 from fedprompt.harness.running.executors.attempt import attempt
 from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.session import run_cells
-from fedprompt.harness.running.site import Site
 
 
 class Backwards(Executor):
     """Runs the last cell first, and loses the first that it is asked for."""
 
-    def __init__(self, environment: Site, _workers: int) -> None:
+    def __init__(self, environment: RunEnvironment, _workers: int) -> None:
         self.environment, self.tasks, self.lost = environment, list[Task](), False
 
     def submit(self, tasks: Sequence[Task]) -> None:
@@ -44,9 +44,9 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_fourth_executor_runs_cells_and_its_losses_are_tried_again(
     backwards: str, toy_cell: Cell, tmp_path: Path
 ) -> None:
-    (outcome,) = run_cells([toy_cell], Site(tmp_path), executor=backwards)
+    (outcome,) = run_cells([toy_cell], RunEnvironment(tmp_path), executor=backwards)
     assert not outcome.error
-    (elsewhere,) = run_cells([toy_cell], Site(tmp_path / "local"))
+    (elsewhere,) = run_cells([toy_cell], RunEnvironment(tmp_path / "local"))
     assert (outcome.folder / "records.csv").read_bytes() == (elsewhere.folder / "records.csv").read_bytes()
 
 

@@ -13,11 +13,11 @@ from support.deadly_cells import plugin_file, silent, tiny_cell
 from support.slurm import ask, missing, slurm, wait_until
 
 from fedprompt.core.errors import UserError
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.executors._slurm import COMMANDS, DAY, NUMBERS, TEXTS, job_parameters
 from fedprompt.harness.running.folder import is_locked
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 submitit_slurm = pytest.importorskip("submitit.slurm.slurm", reason="submitit is not installed (extra `slurm`)")
 needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -60,7 +60,7 @@ def plugin(tmp_path: Path) -> str:
 def chosen(*settings: str, **environment: Any) -> dict[str, Any]:
     """Parameters of the jobs that `--slurm KEY=VALUE` asks for."""
     options = tuple((key, value) for key, _, value in (setting.partition("=") for setting in settings))
-    return job_parameters(Site(executor_options=options, **environment))
+    return job_parameters(RunEnvironment(executor_options=options, **environment))
 
 
 def test_settings_of_jobs_have_defaults() -> None:
@@ -94,12 +94,12 @@ def test_settings_that_are_not_known_or_not_numbers_are_one_line(setting: str, m
 def test_a_machine_without_slurm_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no sbatch, srun, squeue, scancel on the path"):
-        list(execute([tiny_cell("fedvpt", rounds=1)], Site(tmp_path), silent, executor="slurm"))
+        list(execute([tiny_cell("fedvpt", rounds=1)], RunEnvironment(tmp_path), silent, executor="slurm"))
 
 
 @needs_slurm
 def test_a_partition_that_is_not_there_is_one_line(node: str, tmp_path: Path) -> None:
-    environment = Site(tmp_path, executor_options=(("partition", "nowhere"),))
+    environment = RunEnvironment(tmp_path, executor_options=(("partition", "nowhere"),))
     with pytest.raises(UserError, match=r"Slurm did not accept the jobs \(.*[Ii]nvalid partition"):
         list(execute([tiny_cell("fedvpt", rounds=1)], environment, silent, executor="slurm"))
 
@@ -112,7 +112,7 @@ def test_an_interrupted_command_cancels_its_jobs(node: str, plugin: str, tmp_pat
 
     cells = [tiny_cell("slow", seed, rounds=1000) for seed in (0, 1, 2)]  # of which two run and one waits
     with pytest.raises(KeyboardInterrupt):
-        list(execute(cells, Site(tmp_path, plugins=(plugin,)), interrupt, executor="slurm"))
+        list(execute(cells, RunEnvironment(tmp_path, plugins=(plugin,)), interrupt, executor="slurm"))
     wait_until(lambda: not ask("squeue", "--noheader"), 10)
     assert not any(is_locked(folder) for folder in tmp_path.glob("runs/*"))
 
@@ -151,12 +151,12 @@ def test_cancelled_jobs_and_a_drained_node_leave_the_bytes_of_one_process(
             later.start()
 
     monkeypatch.chdir(tmp_path)
-    environment = Site(Path("results"), plugins=(plugin,))  # relative to a folder that jobs do not start in
+    environment = RunEnvironment(Path("results"), plugins=(plugin,))  # relative to a folder that jobs do not start in
     outcomes = list(execute(cells, environment, interfere, executor="slurm"))
     later.join()
     assert [outcome.error for outcome in outcomes] == [""] * 3
     assert cancelled
     assert waiting, "no job waited for the drained node"
     assert {(p.cell, p.round) for p in rounds} == {(cell.hash, r) for cell in cells for r in range(1, 7)}
-    list(execute(cells, Site(tmp_path / "one", plugins=(plugin,)), silent, workers=2))
+    list(execute(cells, RunEnvironment(tmp_path / "one", plugins=(plugin,)), silent, workers=2))
     assert same_tables(outcomes, tmp_path / "one")

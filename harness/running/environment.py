@@ -7,7 +7,7 @@ from fedprompt.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class Site:
+class RunEnvironment:
     """Where cells run. On the CPU nothing here changes a result, except ``threads``, which may change the last bits."""
 
     out: Path = Path("results")
@@ -27,7 +27,7 @@ class Site:
     def devices(self) -> tuple[str, ...]:
         return tuple(self.device.split(","))
 
-    def resolved(self) -> "Site":
+    def resolved(self) -> "RunEnvironment":
         """With absolute paths: processes on other machines do not start in the folder that paths are relative to."""
         return replace(
             self,
@@ -44,7 +44,7 @@ class Site:
             raise UserError(f"--gpus-per-cell {self.gpus_per_cell:g} must be above 0 and at most 1, such as 0.25.")
 
 
-DEFAULT_SITE = Site()
+DEFAULT_ENVIRONMENT = RunEnvironment()
 
 
 def choose_device(name: str) -> str:
