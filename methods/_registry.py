@@ -5,6 +5,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from fedprompt.core.errors import UserError, unknown
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.methods._contract import Method
 from fedprompt.methods._mixins import missing_mixin
 
@@ -117,14 +119,22 @@ def registry() -> Registry:
             for method in _methods_of(module):
                 methods.add(method, module.__name__)
     for point in entry_points(group=GROUP):
-        try:
+        with _importing(f"entry point {point.name!r} = {point.value}"):
             method = point.load()
-        except Exception as error:  # whatever the package raises, said in one line with its name
-            raise UserError(
-                f"entry point {point.name!r} = {point.value} failed to import: {type(error).__name__}: {error}"
-            ) from error
         methods.add(method, f"entry point {point.name!r}")
     return methods
+
+
+@contextmanager
+def _importing(source: str) -> Iterator[None]:
+    """Whatever the code raises, an exit too, is said in one line with its place; a real Ctrl-C goes on."""
+    try:
+        with ctrl_c_apart():
+            yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        raise UserError(f"{source} failed to import: {one_line(error)}") from error
 
 
 def load_plugin(path: str | Path) -> list[str]:
@@ -136,10 +146,8 @@ def load_plugin(path: str | Path) -> list[str]:
         raise UserError(f"plugin {str(path)!r} is not a Python file that can be read.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _importing(f"plugin {str(path)!r}"):
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises, said in one line with its place
-        raise UserError(f"plugin {str(path)!r} failed to import: {type(error).__name__}: {error}") from error
     methods = list(_methods_of(module))
     if not methods:
         raise UserError(f"plugin {str(path)!r} defines no subclass of fedprompt.methods.Method with a name.")

@@ -11,8 +11,8 @@ from excerpt import renew
 from fedprompt.datasets import dataset_names
 from fedprompt.harness.report.reference import published_cells, published_records, recorded_in, write_texts
 from fedprompt.harness.running.code import code_digest
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.methods import registry
 
@@ -66,7 +66,7 @@ def test_a_published_cell_gives_its_records_again(tmp_path: Path) -> None:
     records = published_records(folder)
     expected = records[records["cell"] == key].drop(columns="cell").reset_index(drop=True)
     today = dataclasses.replace(cell, code=code_digest(registry().get(cell.method)))
-    run = run_cell(today, Site(tmp_path))
+    run = run_cell(today, RunEnvironment(tmp_path))
     again = pd.read_csv(run / "records.csv", dtype={"partition": str})
     counts = ["correct"]
     pd.testing.assert_frame_equal(again.drop(columns=counts), expected.drop(columns=counts))

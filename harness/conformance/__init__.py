@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedprompt.core.errors import UserError
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     head_input,
@@ -124,11 +125,13 @@ def check_property(property_: Property, method: type[Method], params: Params = N
 def _failure(property_: Property, method: type[Method], params: Params) -> str:
     """Why the property does not hold, in one line; empty if it does."""
     try:
-        with one_thread():
+        with one_thread(), ctrl_c_apart():
             property_.check(method, params)
     except ConformanceError as error:
         return str(error)
-    except Exception as error:
+    except Interrupted:
+        raise
+    except BaseException as error:  # an exit too
         return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 
@@ -136,9 +139,10 @@ def _failure(property_: Property, method: type[Method], params: Params) -> str:
 def check_method(method: type[Method], params: Params = None) -> list[PropertyResult]:
     """All properties of ``method``, failed or not; parameters that are wrong in themselves raise a UserError."""
     try:
-        toy_federation(method, params)
-    except UserError:
+        with ctrl_c_apart():
+            toy_federation(method, params)
+    except (UserError, Interrupted):
         raise
-    except Exception:  # a constructor that fails is every property's failure, below
+    except BaseException:  # a constructor that fails is every property's failure, below
         pass
     return [check_property(property_, method, params) for property_ in PROPERTIES]

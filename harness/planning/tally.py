@@ -41,7 +41,7 @@ from fedprompt.harness.planning.cost import (
     shape_federation,
 )
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.site import DEFAULT_SITE
+from fedprompt.harness.running.environment import DEFAULT_ENVIRONMENT
 from fedprompt.methods import Constants, Diagnostics, Method, SeveralDraws, Stage, Statistics, registry
 
 
@@ -213,7 +213,7 @@ class Deal:
 
 
 def tally_cells(
-    cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_SITE.token_memory
+    cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_ENVIRONMENT.token_memory
 ) -> list[Tally]:
     """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
     deals: dict[tuple[object, ...], Deal] = {}

@@ -18,8 +18,8 @@ from fedprompt.harness.cli._options import split_settings
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running import suite as suite_module
 from fedprompt.harness.running.cell import Cell, make_cell
-from fedprompt.harness.running.executor import CellOutcome
-from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -284,9 +284,9 @@ def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mini:
         made_cells.append(make_cell(*args))
         return made_cells[-1]
 
-    def finish_at_once(cells: list[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
+    def finish_at_once(cells: list[Cell], environment: RunEnvironment, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
-            yield CellOutcome(cell, done_folder(site.out, cell))
+            yield CellOutcome(cell, done_folder(environment.out, cell))
 
     monkeypatch.setattr(suite_module, "make_cell", counted)
     monkeypatch.setattr(session_module, "execute", finish_at_once)

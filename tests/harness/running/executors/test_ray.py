@@ -12,10 +12,10 @@ import pytest
 from support.deadly_cells import plugin_file, silent, tiny_cell
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.running import on_ray
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome, execute
+from fedprompt.harness.running.executors import _ray as on_ray
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
 
@@ -38,6 +38,11 @@ class DeadlyOnce(Slow):
             marker.touch()
             os._exit(3)
         return super().aggregate(server, uploads, weights, clients)
+
+class Sleeper(FedVPT):
+    name, order = "sleeper", 902
+    def aggregate(self, server, uploads, weights, clients):
+        time.sleep(1000)
 """
 TABLES = ("records.csv", "rounds.csv")
 
@@ -88,15 +93,27 @@ def test_two_nodes_of_which_a_worker_and_one_node_are_killed(
             cluster.remove_node(nodes.pop(), allow_graceful=False)
 
     monkeypatch.chdir(tmp_path)
-    site = Site(Path("results"), plugins=(plugin,))  # relative to a folder that workers do not start in
-    outcomes = list(execute(cells, site, lose_a_node, executor="ray"))
+    environment = RunEnvironment(
+        Path("results"), plugins=(plugin,)
+    )  # relative to a folder that workers do not start in
+    outcomes = list(execute(cells, environment, lose_a_node, executor="ray"))
     assert [outcome.error for outcome in outcomes] == [""] * 3
     assert not nodes
     assert (tmp_path / "deadly.died").exists()
     assert {outcome.folder.parent for outcome in outcomes} == {tmp_path / "results" / "runs"}
     assert not list((tmp_path / "results").glob(".ray-*"))
-    list(execute(cells, Site(tmp_path / "one", plugins=(plugin,)), silent))
+    list(execute(cells, RunEnvironment(tmp_path / "one", plugins=(plugin,)), silent))
     assert same_tables(outcomes, tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_is_killed_on_its_node(
+    plugin: str, tmp_path: Path, start_cluster: Callable[[int], Any]
+) -> None:
+    start_cluster(2)
+    environment = RunEnvironment(tmp_path / "out", plugins=(plugin,), cell_timeout=5)
+    (outcome,) = execute([tiny_cell("sleeper", rounds=4)], environment, silent, executor="ray")
+    assert outcome.error == "took longer than --cell-timeout allows (5 s)"
 
 
 def can_mount() -> bool:
@@ -122,12 +139,12 @@ def test_a_node_that_shares_no_disk_sends_the_run_folder_back(
                 break
             assert node.poll() is None
             time.sleep(0.2)
-        outcomes = list(execute(cells, Site(out), silent, executor="ray"))
+        outcomes = list(execute(cells, RunEnvironment(out), silent, executor="ray"))
     finally:
         node.terminate()
         node.wait(60)
     assert [outcome.error for outcome in outcomes] == ["", ""]
-    list(execute(cells, Site(tmp_path / "one"), silent))
+    list(execute(cells, RunEnvironment(tmp_path / "one"), silent))
     assert same_tables(outcomes, tmp_path / "one")
     files = [{path.name for path in (place / "runs" / cells[0].hash).iterdir()} for place in (out, tmp_path / "one")]
     assert files[0] == files[1]
@@ -136,13 +153,11 @@ def test_a_node_that_shares_no_disk_sends_the_run_folder_back(
 def test_a_cluster_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"no Ray cluster answers at RAY_ADDRESS=127.0.0.1:1 .*`ray start --head`"):
-        list(execute([tiny_cell("fedvpt", rounds=4)], Site(tmp_path), silent, executor="ray"))
+        list(execute([tiny_cell("fedvpt", rounds=4)], RunEnvironment(tmp_path), silent, executor="ray"))
 
 
-def test_a_cluster_that_dies_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    with pytest.raises(UserError, match=r"stopped answering \(GetTimeoutError\).*same command"), on_ray._cluster():
+def test_a_cluster_that_dies_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"stopped answering \(GetTimeoutError\).*same command"), on_ray._answering(ray):
         raise ray.exceptions.GetTimeoutError
 
 
@@ -160,11 +175,11 @@ def test_a_cluster_without_what_a_cell_needs_is_refused() -> None:
 @pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5])
 def test_a_cell_takes_one_gpu_or_a_part_of_it(gpus: float) -> None:
     with pytest.raises(UserError, match="above 0 and at most 1"):
-        Site(gpus_per_cell=gpus)
+        RunEnvironment(gpus_per_cell=gpus)
 
 
 def test_the_device_of_a_cluster_is_not_that_of_this_machine(tmp_path: Path) -> None:
-    assert on_ray._on_nodes(Site(tmp_path, device="auto"), {"CPU": 1.0, "GPU": 8.0}).device == "cuda"
-    assert on_ray._on_nodes(Site(tmp_path, device="auto"), {"CPU": 1.0}).device == "cpu"
+    assert on_ray._on_nodes(RunEnvironment(tmp_path, device="auto"), {"CPU": 1.0, "GPU": 8.0}).device == "cuda"
+    assert on_ray._on_nodes(RunEnvironment(tmp_path, device="auto"), {"CPU": 1.0}).device == "cpu"
     with pytest.raises(UserError, match="cuda:1"):
-        on_ray._on_nodes(Site(tmp_path, device="cuda:1"), {"GPU": 8.0})
+        on_ray._on_nodes(RunEnvironment(tmp_path, device="cuda:1"), {"GPU": 8.0})

@@ -8,9 +8,8 @@ import logging
 import os
 import queue
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,12 @@ from uuid import uuid4
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import cache_dir, write_atomic
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, Tries, attempt
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.executors._local import attempt_apart
+from fedprompt.harness.running.executors.attempt import attempt
+from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
 from fedprompt.harness.running.folder import DONE, LockedError, open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
-from fedprompt.harness.running.site import Site
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -31,42 +32,56 @@ Files = Mapping[str, bytes]
 CHECK = "start one with `ray start --head`, correct RAY_ADDRESS, or unset it to use this machine alone."
 
 
-def execute_on_ray(cells: Sequence[Cell], site: Site, tries: Tries) -> Iterator[CellOutcome]:
-    with _cluster() as ray, _sign(site.out) as sign:
-        from ray.exceptions import RayError
-        from ray.util.queue import Queue
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+class RayExecutor(Executor):
+    """One task per cell. Ray itself never tries a task again: a cell that is submitted again resumes."""
 
-        site = _on_nodes(site, ray.cluster_resources())
-        needs = {"num_cpus": site.threads, "num_gpus": site.gpus_per_cell if site.device == "cuda" else 0}
-        _require_a_node(ray.nodes(), needs)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        messages = Queue(actor_options={"scheduling_strategy": here})  # a node that is lost must not take it along
-        work = ray.remote(**needs, max_retries=0)(_work)  # `tries` counts: a retry resumes instead of starting over
-        waiting, running = deque(cells), dict[Any, Cell]()
-        try:
-            while waiting or running:
-                while waiting:
-                    cell = waiting.popleft()
-                    running[work.remote(cell, site, sign, messages, tries.starts_over(cell))] = cell
-                done, _ = ray.wait(list(running), timeout=0.5)
-                for progress in _arrived(messages):
-                    tries.round(progress)
-                for task in done:
-                    cell = running.pop(task)
-                    outcome: CellOutcome | None
-                    try:
-                        outcome = _received(site, *ray.get(task))
-                    except RayError as error:
-                        outcome = tries.died(cell, type(error).__name__)
-                    if outcome is None:
-                        waiting.append(cell)
-                    else:
-                        yield outcome
-        finally:
-            for task in running:
-                with suppress(RayError):
-                    ray.cancel(task, force=True)
+    def __init__(self, environment: RunEnvironment, _workers: int) -> None:
+        """The number of workers is not used: the cluster runs as many cells as it has room for."""
+        with ExitStack() as opening:
+            self._ray = opening.enter_context(_cluster())
+            self._sign = opening.enter_context(_sign(environment.out))
+            from ray.util.queue import Queue
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            ray = self._ray
+            with _answering(ray):
+                self._environment = _on_nodes(environment, ray.cluster_resources())
+                on_gpus = self._environment.device == "cuda"
+                needs = {"num_cpus": environment.threads, "num_gpus": environment.gpus_per_cell if on_gpus else 0}
+                _require_a_node(ray.nodes(), needs)
+                here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+                # Here: a node that is lost must not take it along.
+                self._messages = Queue(actor_options={"scheduling_strategy": here})
+                self._work = ray.remote(**needs, max_retries=0)(_work)
+            self._running = dict[Any, Cell]()
+            self._open = opening.pop_all()
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        with _answering(self._ray):
+            for cell, restart in tasks:
+                task = self._work.remote(cell, self._environment, self._sign, self._messages, restart)
+                self._running[task] = cell
+
+    def wait(self, on_round: OnRound) -> Iterator[CellOutcome | LostCell]:
+        with _answering(self._ray):
+            done, _ = self._ray.wait(list(self._running), timeout=0.5)
+            arrived = list(_arrived(self._messages))
+        for progress in arrived:
+            on_round(progress)
+        for task in done:
+            cell = self._running.pop(task)
+            try:
+                ended, files = self._ray.get(task)
+            except self._ray.exceptions.RayError as error:
+                yield LostCell(cell, type(error).__name__)
+            else:
+                yield ended if isinstance(ended, LostCell) else _received(self._environment, ended, files)
+
+    def close(self) -> None:
+        with self._open:
+            for task in self._running:
+                with suppress(self._ray.exceptions.RayError):
+                    self._ray.cancel(task, force=True)
 
 
 @contextmanager
@@ -85,13 +100,19 @@ def _cluster() -> Iterator[Any]:
         raise UserError(f"cannot connect to Ray ({str(error).strip().partition(chr(10))[0][:200]}); {CHECK}") from error
     try:
         yield ray
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+@contextmanager
+def _answering(ray: Any) -> Iterator[None]:
+    try:
+        yield
     except ray.exceptions.RayError as error:
         raise UserError(
             f"the Ray cluster stopped answering ({type(error).__name__}); when it is back, the same command goes on."
         ) from error
-    finally:
-        if not connected:
-            ray.shutdown()
 
 
 def _require_answer(address: str) -> None:
@@ -120,18 +141,14 @@ def _sign(out: Path) -> Iterator[str]:
         sign.unlink(missing_ok=True)
 
 
-def _on_nodes(site: Site, resources: Mapping[str, float]) -> Site:
-    """``site`` as other processes can use it: a node does not start in the folder that paths are relative to."""
-    if site.device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device {site.device!r} names a device of one machine; on a cluster use cpu, cuda or auto.")
+def _on_nodes(environment: RunEnvironment, resources: Mapping[str, float]) -> RunEnvironment:
+    """``environment`` as the cluster's processes can use it."""
+    if environment.device not in ("auto", "cpu", "cuda"):
+        raise UserError(
+            f"device {environment.device!r} names a device of one machine; on a cluster use cpu, cuda or auto."
+        )
     device = "cuda" if resources.get("GPU") else "cpu"
-    return replace(
-        site,
-        out=site.out.resolve(),
-        data_root=site.data_root.resolve() if site.data_root else None,
-        weights=str(Path(site.weights).resolve()) if site.weights else None,
-        device=device if site.device == "auto" else site.device,
-    )
+    return replace(environment.resolved(), device=device if environment.device == "auto" else environment.device)
 
 
 def _require_a_node(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> None:
@@ -146,26 +163,29 @@ def _require_a_node(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, floa
         )
 
 
-def _work(cell: Cell, site: Site, sign: str, messages: "Queue", restart: bool) -> tuple[CellOutcome, Files | None]:
+def _work(
+    cell: Cell, environment: RunEnvironment, sign: str, messages: "Queue", restart: bool
+) -> tuple[CellOutcome | LostCell, Files | None]:
     """What a node does. The files are those of the finished folder if the node does not share the disk."""
     from ray.exceptions import RayError
 
-    shared = (site.out / sign).exists()
-    place = site if shared else replace(site, out=cache_dir() / "away")
+    shared = (environment.out / sign).exists()
+    place = environment if shared else replace(environment, out=cache_dir() / "away")
 
     def report(progress: RoundProgress) -> None:
         with suppress(RayError):  # bars and curves are not worth a cell; the end of it will tell
             messages.put(progress)
 
-    outcome = attempt(cell, place, report, restart)
-    if shared or outcome.error:
-        return outcome, None
-    return outcome, {path.name: path.read_bytes() for path in outcome.folder.iterdir() if path.name != ".lock"}
+    limited = environment.cell_timeout is not None
+    ended = attempt_apart(Task(cell, restart), place, report) if limited else attempt(cell, place, report, restart)
+    if shared or isinstance(ended, LostCell) or ended.error:
+        return ended, None
+    return ended, {path.name: path.read_bytes() for path in ended.folder.iterdir() if path.name != ".lock"}
 
 
-def _received(site: Site, outcome: CellOutcome, files: Files | None) -> CellOutcome:
+def _received(environment: RunEnvironment, outcome: CellOutcome, files: Files | None) -> CellOutcome:
     """The outcome with the folder where it belongs, made of ``files`` if the node could not write there."""
-    folder = run_folder(site.out, outcome.cell)
+    folder = run_folder(environment.out, outcome.cell)
     if files is not None:
         try:
             with open_folder(folder, outcome.cell, restart=True):
