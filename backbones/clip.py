@@ -17,6 +17,17 @@ if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
 TEMPLATE = "a photo of a {}."
 
 
+def fill_template(template: str, class_names: Sequence[str]) -> list[str]:
+    """One sentence per class: `a photo of a {}.` with each name, as it is spoken, in place of the braces."""
+    if template.count("{}") != 1:
+        places = template.count("{}") or "no"
+        raise UserError(
+            f"template {template!r} has {places} place{'s' * (places != 1)} for the class name; "
+            f"write {{}} once, as in {TEMPLATE!r}."
+        )
+    return [template.replace("{}", spoken_name(name)) for name in class_names]
+
+
 class FrozenCLIP(FrozenViT):
     """Image and text towers that never train. To a ViT method it is the image tower."""
 
@@ -73,11 +84,5 @@ class FrozenCLIP(FrozenViT):
         Several templates are an ensemble: the mean of their normalised embeddings, normalised again.
         """
         templates = self.templates if templates is None else templates
-        for template in templates:
-            if "{}" not in template:
-                raise UserError(
-                    f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}."
-                )
-        names = [spoken_name(name) for name in class_names]
-        each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
+        each = [self.text(self.text.tokenise(fill_template(template, class_names)))[0] for template in templates]
         return F.normalize(torch.stack(each).mean(0), dim=-1)

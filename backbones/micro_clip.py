@@ -21,6 +21,7 @@ from fedprompt.backbones.text import TextTower
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import parse_json
 
 MICRO_CLIP = "micro-clip"
 ASSET = Path(__file__).parent / "assets" / "micro-clip.safetensors"
@@ -97,9 +98,16 @@ def read_micro_clip(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file, and its vocabulary and templates."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            described: dict[str, Any] = json.loads((file.metadata() or {})[MICRO_CLIP])
-        return safetensors.torch.load_file(path), described
-    except (OSError, KeyError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+            described = parse_json((file.metadata() or {})[MICRO_CLIP], path)
+        words, templates = described["vocabulary"], described["templates"]
+        if not all(isinstance(word, str) for word in [*words, *templates]) or not templates:
+            raise ValueError("its vocabulary and templates are not lists of words")
+        if not {_PAD, _START, _END, *SPELLING} <= set(words):
+            raise ValueError("its vocabulary lacks letters or marks")
+        state = safetensors.torch.load_file(path)
+        state["logit_scale"].exp().item()
+        return state, {"vocabulary": words, "templates": templates}
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, UserError, safetensors.SafetensorError) as error:
         raise UserError(
             f"weights {str(path)!r} are not a micro-clip file ({type(error).__name__}); "
             "write one with 'fedprompt pretrain micro-clip --out FILE'."
@@ -130,7 +138,7 @@ def _load(towers: nn.ModuleDict, state: dict[str, Tensor], path: Path) -> None:
         positions = state["image.pos_embed"]
         state["image.pos_embed"] = resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=1)
         towers.load_state_dict(state)  # half precision is widened as it is copied
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, ValueError, IndexError) as error:
         raise UserError(
             f"weights {str(path)!r} do not fit {MICRO_CLIP}: {error}; they may be of another version of the suite."
         ) from error

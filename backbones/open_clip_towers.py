@@ -4,7 +4,6 @@ open_clip builds the model, reads the checkpoint and brings the tokenizer; of it
 ResNets run in a method.
 """
 
-import json
 import logging
 import pickle
 from collections.abc import Iterator, Mapping
@@ -23,9 +22,11 @@ from fedprompt.backbones.clip_resnet import FrozenResNetCLIP
 from fedprompt.backbones.text import TextTower
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import read_table
 
 INSTALL = "pip install 'fedprompt-bench[clip]'"
 QUICK = "-quickgelu"
+HUGGING_FACE = ("hf_model_name", "hf_tokenizer_name")  # keys of a text tower that is not open_clip's own
 
 
 def open_clip() -> Any:
@@ -37,11 +38,18 @@ def open_clip() -> Any:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """open_clip's configuration of a model, or an error with the nearest names."""
-    config: dict[str, Any] | None = open_clip().get_model_config(name)
-    if config is None:
-        plain = [model for model in open_clip().list_models() if model.startswith(("ViT-", "RN"))]
-        raise unknown("open_clip model", name, plain)
+    """open_clip's configuration of a model that it lists, or an error with the nearest names.
+
+    Only listed names: open_clip would fetch `hf-hub:...` from the network and run what `local-dir:...` names. Models
+    whose text side is a Hugging Face model or tokenizer are refused, since building them fetches its files.
+    """
+    models = open_clip().list_models()
+    if name not in models:
+        raise unknown("open_clip model", name, [model for model in models if model.startswith(("ViT-", "RN"))])
+    config: dict[str, Any] = open_clip().get_model_config(name)
+    foreign = [config["text_cfg"][key] for key in HUGGING_FACE if config["text_cfg"].get(key)]
+    if foreign:
+        raise _unfit(name, f"needs {foreign[0]!r} of another library for its text")
     return config
 
 
@@ -101,7 +109,8 @@ def file_is_quick(path: Path) -> bool | None:
     """
     beside = path.parent / "open_clip_config.json"
     if beside.is_file():
-        return bool(json.loads(beside.read_text()).get("model_cfg", {}).get("quick_gelu", False))
+        model = read_table(beside).get("model_cfg", {})
+        return bool(model.get("quick_gelu", False)) if isinstance(model, dict) else None
     if "openai" in path.name.lower():
         return True
     if path.suffix == ".safetensors":

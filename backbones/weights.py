@@ -21,6 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import open_plain
 
 EMBEDDED = Path(__file__).parent / "assets" / "micro-vit.safetensors"
 MICRO_VIT = "micro-vit"
@@ -81,11 +82,13 @@ def weights_identity(name: str, weights: str | None) -> str:
 
 
 def file_identity(path: Path) -> str:
+    """A digest of the file's content, `sha256:...`: two copies of one file are the same weights."""
     try:
+        open_plain(path).close()
         stat = path.stat()
         return _file_hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
     except OSError as error:
-        raise UserError(f"weights {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise UserError(f"weights {str(path)!r} cannot be read: {error.strerror or error}.") from error
 
 
 @lru_cache

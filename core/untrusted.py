@@ -66,7 +66,7 @@ def open_plain(path: Path) -> io.BufferedReader:
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(0, "it is not a plain file")
+        raise OSError("it is not a plain file")
     return os.fdopen(handle, "rb")
 
 
@@ -165,6 +165,17 @@ def read_arrays(path: Path, *, limit: int = ARRAY_LIMIT, within: Path | None = N
         raise
     except Exception as error:  # damaged headers and members raise a dozen kinds
         raise _fault(path, f"it is not a whole .npz file ({error})") from error
+
+
+def map_array(path: Path, *, within: Path | None = None) -> np.memmap:
+    """The array of an ``.npy`` file, read from the disk as it is used; arrays of objects are refused."""
+    if within is not None:
+        require_inside(path, within)
+    try:
+        open_plain(path).close()
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # a damaged header raises a dozen kinds
+        raise _fault(path, f"it is not a whole .npy file ({getattr(error, 'strerror', None) or error})") from error
 
 
 def _decoded(content: bytes, path: Path) -> str:

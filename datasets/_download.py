@@ -119,9 +119,20 @@ def _verify(path: Path, download: Download) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> None:
+    """Unpack plain files and folders; a member that is anything else, or would lie outside ``folder``, is refused."""
     if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(folder)
+        with zipfile.ZipFile(archive) as packed:
+            for name in packed.namelist():
+                if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                    raise zipfile.BadZipFile(f"its member {name!r} leads out of the folder")
+            packed.extractall(folder)
     else:
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+        with tarfile.open(archive) as packed_tar:
+            packed_tar.extractall(folder, filter=_plain_member)
+
+
+def _plain_member(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """No links: by a chain of them a member can leave the folder, past the checks of some versions of Python."""
+    if not (member.isreg() or member.isdir()):
+        raise tarfile.SpecialFileError(member)
+    return tarfile.data_filter(member, folder)

@@ -79,7 +79,7 @@ def user_folder(folder: Path, layout: str = "") -> Listing:
 def _read_tree(folder: Path) -> _Tree:
     images: dict[Path, Parts] = {}
     strays, empty = [], []
-    for place, names, has_folders in visible_tree(folder):
+    for place, names, has_folders in visible_tree(folder, within=folder):
         pictures = [place / name for name in names if name.lower().endswith(ENDINGS)]
         parts = tuple(_checked_name(part, place) for part in place.relative_to(folder).parts)
         strays += [place / name for name in names if not name.lower().endswith(ENDINGS)]

@@ -1,7 +1,6 @@
 """The folder layouts of the public data sets: one function each, from a folder to a listing."""
 
 import io
-import json
 import pickle
 import zipfile
 from dataclasses import replace
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import numpy_rng
+from fedprompt.core.untrusted import parse_json, read_bytes
 from fedprompt.datasets._images import BROKEN_ARCHIVE, ImageFile
 from fedprompt.datasets._listing import (
     ListedImage,
@@ -29,6 +29,7 @@ DOMAINNET_CLASSES = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
+BATCH_LIMIT = 2**29  # bytes of a pickled batch; the largest, CIFAR-100's train, has 155 million
 DOMAINNET_SIZE = 1830  # images of the smallest domain, as the paper gives it
 OFFICE_DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -116,14 +117,12 @@ def inaturalist(folder: Path) -> Listing:
 
 def flowers102(folder: Path) -> Listing:
     """``jpg/image_00001.jpg`` with ``imagelabels.mat`` and ``setid.mat``; its train and valid sets are our train."""
-    from scipy.io import loadmat
     from torchvision.datasets import Flowers102
 
     for name in ("imagelabels.mat", "setid.mat"):
         if not (folder / name).exists():
             raise MissingDataError(f"flowers102: the split file {folder / name} is missing")
-    labels = loadmat(folder / "imagelabels.mat")["labels"].ravel()
-    sets = loadmat(folder / "setid.mat")
+    labels, sets = _read_mat(folder / "imagelabels.mat")["labels"].ravel(), _read_mat(folder / "setid.mat")
     entries = [
         ListedImage(
             folder / "jpg" / f"image_{number:05d}.jpg", Flowers102.classes[labels[number - 1] - 1], key == "tstid"
@@ -150,7 +149,8 @@ def food101(folder: Path) -> Listing:
     """``images/<class>/<number>.jpg`` with ``meta/train.json`` and ``meta/test.json``."""
     entries = []
     for split in ("train", "test"):
-        lists = json.loads(read_split_file(folder / "meta" / f"{split}.json", "food101"))
+        file = folder / "meta" / f"{split}.json"
+        lists = parse_json(read_split_file(file, "food101"), f"food101: the list {file}")
         for class_name, images in lists.items():
             entries += [ListedImage(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
     return gather_listing(entries)
@@ -238,6 +238,18 @@ def _rename(listing: Listing, names: tuple[str, ...]) -> Listing:
     return replace(listing, class_names=names) if len(set(names)) == len(names) else listing
 
 
+def _read_mat(path: Path) -> dict[str, Any]:
+    """The arrays of a MATLAB file."""
+    from scipy.io import loadmat
+
+    content = io.BytesIO(read_bytes(path))
+    try:
+        arrays: dict[str, Any] = loadmat(content)
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
+    return arrays
+
+
 class _ArraysOnly(pickle.Unpickler):
     """A pickle from elsewhere may run any code; the batches need arrays and nothing else."""
 
@@ -258,10 +270,11 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise MissingDataError(f"the file {path} is missing")
+    content = read_bytes(path, limit=BATCH_LIMIT)
     try:
-        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except FileNotFoundError:
-        raise MissingDataError(f"the file {path} is missing") from None
+        content = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
     if not isinstance(content, dict):

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import numpy_rng
+from fedprompt.core.untrusted import read_text, require_inside
 from fedprompt.datasets._images import ImageFile
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -84,10 +85,10 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(folders, key=composed)
 
 
-def visible_tree(folder: Path) -> Iterator[tuple[Path, list[str], bool]]:
+def visible_tree(folder: Path, within: Path | None = None) -> Iterator[tuple[Path, list[str], bool]]:
     """Every visible folder below ``folder``: its path, its visible files, and whether it has visible folders.
 
-    Links to folders are followed, but no folder is entered twice.
+    Links to folders are followed, but no folder is entered twice. A link that leads out of ``within`` is refused.
     """
 
     def refuse(error: OSError) -> None:
@@ -101,13 +102,18 @@ def visible_tree(folder: Path) -> Iterator[tuple[Path, list[str], bool]]:
         again = (stat.st_dev, stat.st_ino) in entered
         entered.add((stat.st_dev, stat.st_ino))
         folders[:] = [] if again else sorted(name for name in folders if _visible(name))
+        files = sorted(name for name in names if _visible(name))
+        if within is not None:
+            for entry in (Path(place, name) for name in (*folders, *files)):
+                if entry.is_symlink():
+                    require_inside(entry, within)
         if not again:
-            yield Path(place), sorted(name for name in names if _visible(name)), bool(folders)
+            yield Path(place), files, bool(folders)
 
 
-def image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path, within: Path | None = None) -> list[Path]:
     """All visible image files below ``folder`` in a fixed order, whatever the case of their endings."""
-    files = [place / name for place, names, _ in visible_tree(folder) for name in names]
+    files = [place / name for place, names, _ in visible_tree(folder, within) for name in names]
     return sorted((file for file in files if file.name.lower().endswith(ENDINGS)), key=composed)
 
 
@@ -139,12 +145,13 @@ def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION
 
 
 def read_split_file(path: Path, what: str) -> str:
+    """The text of an official list of images; ``what`` is the data set, for errors."""
+    if not path.exists():
+        raise MissingDataError(f"{what}: the split file {path} is missing")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"{what}: the split file {path} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{what}: the split file {path} cannot be read ({error})") from error
+        return read_text(path)
+    except UserError as error:
+        raise UserError(f"{what}: the split file {error}") from error
 
 
 def _visible(name: str) -> bool:

@@ -90,22 +90,17 @@ def stored_preparation(name: str, source: str, store: Path, files: str) -> Prepa
     """The account of ``store``, if it was made from ``source`` when its files had the fingerprint ``files``."""
     try:
         meta = read_meta(store)
-    except (OSError, ValueError):
-        return None
-    if meta.get("files") != files or meta.get("source") != source:
+        if meta.get("files") != files or meta.get("source") != source:
+            return None
+        notes = (*map(str, meta["notes"]), UNCHANGED)
+        duplicates = tuple(Duplicate(*pair) for pair in meta["duplicates"])
+        unreadable = tuple((str(path), str(reason)) for path, reason in meta["unreadable"])
+    except (UserError, KeyError, TypeError, ValueError):  # damaged: made again from the files
         return None
     dataset = open_store(store)
     labels, domains, is_test = map(np.asarray, (dataset.labels, dataset.domains, dataset.is_test))
     listing = Listing([], labels, domains, is_test, dataset.class_names, dataset.domain_names)
-    return Preparation(
-        name,
-        source,
-        dataset,
-        _count(listing),
-        tuple(Duplicate(*pair) for pair in meta["duplicates"]),
-        tuple((path, reason) for path, reason in meta["unreadable"]),
-        (*meta["notes"], UNCHANGED),
-    )
+    return Preparation(name, source, dataset, _count(listing), duplicates, unreadable, notes)
 
 
 def build_store(

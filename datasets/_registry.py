@@ -15,6 +15,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.files import cache_dir, write_atomic
+from fedprompt.core.untrusted import read_table
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files, visible_tree
@@ -52,10 +53,12 @@ def short_name(name: str) -> str:
 
 def named_folders() -> dict[str, str]:
     """``folder:PATH`` of each name that :func:`name_folder` gave."""
-    try:
-        names: dict[str, str] = json.loads(_names_file().read_text())
-    except (OSError, ValueError):
+    file = _names_file()
+    if not file.exists():
         return {}
+    names = read_table(file)
+    if not all(isinstance(address, str) and address.startswith(FOLDER) for address in names.values()):
+        raise UserError(f"{file} cannot be read: it must give a {FOLDER}PATH for every name; delete or mend it")
     return names
 
 
@@ -146,7 +149,9 @@ def prepare(name: str, root: Path | None = None, skip_bad: bool = False, downloa
     address = _resolved(name)
     if address.startswith(FOLDER):
         folder, layout = _user_path(address)
-        fingerprint = _fingerprint(image_files(folder), folder)  # before they are read, so that a change is noticed
+        fingerprint = _fingerprint(
+            image_files(folder, within=folder), folder
+        )  # before they are read, so that a change is noticed
         where = str(folder), _store_of(address)
         return stored_preparation(short_name(name), *where, fingerprint) or build_store(
             short_name(name), user_folder(folder, layout), *where, skip_bad, fingerprint, fingerprint
@@ -180,7 +185,7 @@ def _load(name: str, root: Path | None) -> Dataset:
     store = _store_of(name)
     if name.startswith(FOLDER):
         folder = _user_path(name)[0]
-        fingerprint = _fingerprint(image_files(folder), folder)
+        fingerprint = _fingerprint(image_files(folder, within=folder), folder)
     else:
         fingerprint = ""
         _check_source(_public_source(name), _root(root), store)

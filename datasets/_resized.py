@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.core.files import atomic_file
 from fedprompt.core.progress import track
+from fedprompt.core.untrusted import map_array
 from fedprompt.datasets._dataset import Dataset, Images
 from fedprompt.datasets._images import to_array
 from fedprompt.datasets._store import cannot_write, one_writer
@@ -83,14 +85,14 @@ class ResizedImages:
             with one_writer(self._folder):
                 if not are_there():
                     _make_empty(self._folder, forms)
-        pixels, sums = (np.load(self._folder / name, mmap_mode="r") for name in forms)
+        pixels, sums = (map_array(self._folder / name) for name in forms)
         return pixels, sums
 
 
 def _is_array(path: Path, shape: tuple[int, ...], kind: type) -> bool:
     try:
-        array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
+        array = map_array(path)
+    except UserError:
         return False
     return bool(array.shape == shape and array.dtype == kind)
 

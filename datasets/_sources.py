@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import _layouts
 from fedprompt.datasets._download import Download, fetch, unpack
@@ -56,11 +58,19 @@ class Source:
             raise UserError(
                 f"{self.name}: the lists in {folder} cannot be read ({error!r}); fetch them again"
             ) from error
+        for file in () if isinstance(listing.images, np.ndarray) else listing.images:
+            if isinstance(file, Path) and not _below(file, folder):
+                raise UserError(f"{self.name}: a list in {folder} names {file}, which lies elsewhere; fetch it again")
         if len(listing.class_names) != self.classes:
             raise UserError(
                 f"{self.name}: {folder} holds {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
             )
         return listing
+
+
+def _below(file: Path, folder: Path) -> bool:
+    """Whether the path of an image stays in its folder, as text: lists may hold `..` and absolute paths."""
+    return file.is_relative_to(folder) and ".." not in file.relative_to(folder).parts
 
 
 _VGG = "https://www.robots.ox.ac.uk/~vgg/data"

@@ -20,9 +20,16 @@ from filelock import FileLock
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
+from fedprompt.core.untrusted import map_array, read_table
 from fedprompt.datasets._dataset import Dataset
 
-ARRAYS = ("images", "labels", "domains", "is_test")
+FORMS: dict[str, tuple[int, type]] = {  # axes and type of each array
+    "images": (4, np.uint8),
+    "labels": (1, np.int64),
+    "domains": (1, np.int64),
+    "is_test": (1, np.bool_),
+}
+ARRAYS = tuple(FORMS)
 VERSION = 1
 _REMEDY = "delete the folder and prepare again"
 META, VERIFIED = "meta.json", "verified.json"
@@ -123,8 +130,8 @@ def write_rest(
     **notes: Any,
 ) -> None:
     """Complete a store whose images are written: the other arrays and meta.json."""
-    for key, kind in (("labels", np.int64), ("domains", np.int64), ("is_test", np.bool_)):
-        np.save(scratch / f"{key}.npy", np.asarray(arrays[key], kind))
+    for key in ARRAYS[1:]:
+        np.save(scratch / f"{key}.npy", np.asarray(arrays[key], FORMS[key][1]))
     mapped = {key: np.load(scratch / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
     digests = running_digests(mapped, class_names, domain_names)
     meta = {
@@ -146,23 +153,42 @@ def open_store(folder: Path, verify: bool = False) -> Dataset:
     try:
         stamps = _stamps(folder)  # before anything is read, so that a later change is noticed next time
         meta = read_meta(folder)
-        arrays = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
-        class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
+        arrays = {key: _map(folder, key) for key in ARRAYS}
+        class_names, domain_names = (_names(meta, key) for key in ("class_names", "domain_names"))
         dataset = Dataset(
             str(meta["name"]), **arrays, class_names=class_names, domain_names=domain_names, checksum=meta["checksum"]
         )
         if meta["version"] != VERSION:
             raise ValueError(f"version {meta['version']} instead of {VERSION}")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise ValueError("its arrays differ in length")
         short = next((key for key in ARRAYS if stamps[f"{key}.npy"][0] != meta["bytes"][key]), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"prepared data {folder} cannot be read ({error}); {_REMEDY}") from error
     damaged = short or (_damaged_array(dataset, meta) if verify or _verified(folder) != stamps else None)
     if damaged:
         raise UserError(f"prepared data {folder / damaged}.npy do not match their checksum; {_REMEDY}")
     if _verified(folder) != stamps:
+        for key, names in (("labels", class_names), ("domains", domain_names)):
+            if len(arrays[key]) and not 0 <= arrays[key].min() <= arrays[key].max() < len(names):
+                raise UserError(f"prepared data {folder / key}.npy number more than the {len(names)} names; {_REMEDY}")
         with suppress(OSError):  # a folder of somebody else's: the next one to open it checks again
             write_atomic(folder / VERIFIED, json.dumps(stamps).encode())
     return dataset
+
+
+def _map(folder: Path, key: str) -> np.memmap:
+    array, (axes, kind) = map_array(folder / f"{key}.npy"), FORMS[key]
+    if array.ndim != axes or array.dtype != kind:
+        raise ValueError(f"{key}.npy has the shape {array.shape} and type {array.dtype}")
+    return array
+
+
+def _names(meta: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = meta[key]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{META} has no list of names as {key}")
+    return tuple(names)
 
 
 def _damaged_array(dataset: Dataset, meta: dict[str, Any]) -> str | None:
@@ -171,8 +197,9 @@ def _damaged_array(dataset: Dataset, meta: dict[str, Any]) -> str | None:
     digests = running_digests(arrays, dataset.class_names, dataset.domain_names)
     if digests[ARRAYS[-1]] == dataset.checksum:
         return None
-    saved = meta.get("digests") or {}
-    return next((key for key in ARRAYS if saved.get(key) != digests[key]), ARRAYS[0])
+    saved = meta.get("digests")
+    known = saved if isinstance(saved, dict) else {}
+    return next((key for key in ARRAYS if known.get(key) != digests[key]), ARRAYS[0])
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
@@ -184,23 +211,21 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 def _verified(folder: Path) -> Any:
     """The stamps of the last full check."""
     try:
-        return json.loads((folder / VERIFIED).read_text())
-    except (OSError, ValueError):
+        return read_table(folder / VERIFIED)
+    except UserError:
         return None
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    if not isinstance(meta, dict):
-        raise ValueError(f"{META} holds no table")
-    return meta
+    """What a store says of itself: names, checksum, and where its images came from."""
+    return read_table(folder / META)
 
 
 def is_store(folder: Path, fingerprint: str = "") -> bool:
     """Whether ``folder`` holds a store that was made from the files that ``fingerprint`` stands for."""
     try:
         return bool(read_meta(folder).get("fingerprint", "") == fingerprint)
-    except (OSError, ValueError):
+    except UserError:
         return False
 
 

@@ -177,12 +177,31 @@ def test_a_broken_link_is_a_bad_file(tmp_path: Path) -> None:
 
 
 def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    tree(tmp_path / "elsewhere", "CLASS")
-    (tmp_path / "mine").mkdir()
+    tree(tmp_path / ".elsewhere", "CLASS")
     for name in CLASSES:
-        (tmp_path / "mine" / name).symlink_to(tmp_path / "elsewhere" / name)
-    (tmp_path / "elsewhere" / "cat" / "up").symlink_to(tmp_path / "mine")
-    check(user_folder(tmp_path / "mine"), 10)
+        (tmp_path / name).symlink_to(tmp_path / ".elsewhere" / name)
+    (tmp_path / ".elsewhere" / "cat" / "up").symlink_to(tmp_path)
+    check(user_folder(tmp_path), 10)
+
+
+@pytest.mark.parametrize("name", ["cat/link.png", "cow"])
+def test_a_link_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    tree(tmp_path / "mine", "CLASS")
+    tree(tmp_path / "private", "CLASS")
+    target = tmp_path / "private" / "cat"
+    (tmp_path / "mine" / name).symlink_to(target / "0.png" if name.endswith("png") else target)
+    for read in (prepare, load_dataset):
+        with pytest.raises(UserError, match=rf"mine/{name} cannot be read: it leads out of .*mine$"):
+            read(f"folder:{tmp_path / 'mine'}")
+
+
+def test_a_fifo_with_the_name_of_an_image_is_a_bad_file(tmp_path: Path) -> None:
+    tree(tmp_path, "CLASS")
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    preparation = prepare(f"folder:{tmp_path}")
+    assert [(Path(path).name, reason) for path, reason in preparation.unreadable] == [
+        ("pipe.png", "it is not a plain file")
+    ]
 
 
 def test_images_replaced_by_others_of_equal_size_and_age_are_noticed(tmp_path: Path) -> None:
