@@ -29,7 +29,11 @@ def fill_template(template: str, class_names: Sequence[str]) -> list[str]:
 
 
 class FrozenCLIP(FrozenViT):
-    """Image and text towers that never train. To a ViT method it is the image tower."""
+    """Image and text towers that never train. To a ViT method it is the image tower.
+
+    ``logit_scale`` is what cosines are multiplied with, ``dim`` the width of the shared space, ``templates`` the
+    zero-shot sentences that go with these weights.
+    """
 
     offers = FrozenViT.offers | {"text", "spatial tokens"}
     projection: nn.Module
@@ -54,7 +58,7 @@ class FrozenCLIP(FrozenViT):
         self.eval()
 
     def project(self, features: Tensor) -> Tensor:
-        """Frozen CLS features (..., width), as `cls` gives them or a cache keeps them, in the shared space (..., d)."""
+        """CLS features (..., width), from `cls` or a cache, as unit vectors in the shared space (..., d)."""
         return F.normalize(self.projection(features), dim=-1)
 
     def image_features(self, images: Tensor, edit: Edit | None = None) -> Tensor:
@@ -62,11 +66,11 @@ class FrozenCLIP(FrozenViT):
         return self.project(self.cls(images, edit))
 
     def spatial(self, images: Tensor) -> Tensor:
-        """L2-normalised embeddings of the patches, (n, M, d)."""
+        """L2-normalised embeddings of the patches, (n, M, d): what methods with local features compare with texts."""
         return self.project(self(images, rows=self.tokens)[:, 1:])
 
     def class_prompts(self, class_names: Sequence[str], length: int) -> Prompts:
-        """Tokenise `X ... X name.` once; `text_features` fills in the contexts."""
+        """`X ... X name.` for every class, tokenised once; `text_features` replaces the ``length`` placeholders."""
         return self.text.class_prompts(class_names, length)
 
     def text_features(self, context: Tensor, prompts: Prompts) -> Tensor:

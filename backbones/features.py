@@ -1,4 +1,4 @@
-"""Frozen features: without augmentation they are a function of the image, so each is computed once and kept."""
+"""Frozen features: without augmentation they are a function of the image, so each is computed once and stored."""
 
 import hashlib
 import logging
@@ -44,7 +44,11 @@ def frozen_features(
 def cached_features(
     backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
 ) -> Tensor:
-    """The same from disk where a run with these weights and these images has left them, verified by their digest."""
+    """:func:`frozen_features` from disk, if an earlier run with these weights and images has stored them.
+
+    Stored features are verified by their digest. Those of weights from the hub are never stored: what the hub serves
+    under a name may change.
+    """
     if rows is not None and len(rows) > len(dataset.images) / 2:
         rows = None  # most of them: other partitions will want the rest
     key = f"{dataset.checksum}/{backbone.name}/{backbone.weights}/{backbone.image_size}/{backbone.device.type}"

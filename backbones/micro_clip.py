@@ -33,11 +33,12 @@ _TOKEN = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
 def words_of(text: str) -> list[str]:
+    """Lower-case words, and other signs one by one."""
     return _TOKEN.findall(text.lower())
 
 
 class WordTokenizer:
-    """Whole words where the vocabulary has them, letters where it has not; other signs are left out."""
+    """Words of the vocabulary as one token, other words as their letters; signs that it lacks are left out."""
 
     def __init__(self, vocabulary: Iterable[str], context_length: int = TEXT_ARCH["context_length"]) -> None:
         self.vocabulary = tuple(vocabulary)
@@ -45,7 +46,7 @@ class WordTokenizer:
         self.start, self.end, self.context_length = self.ids[_START], self.ids[_END], context_length
 
     def __call__(self, text: str, spelled: frozenset[int] = frozenset()) -> list[int]:
-        """Ids of ``text``; the words at the places ``spelled`` are written in letters although they are known."""
+        """Ids of ``text``; words at the places ``spelled`` are written in letters even if the vocabulary has them."""
         ids = [self.start]
         for place, word in enumerate(words_of(text)):
             if word in self.ids and place not in spelled:
@@ -81,10 +82,10 @@ def new_towers(vocabulary: tuple[str, ...], seed: int, image_size: int = 32, met
 def save_micro_clip(
     towers: nn.ModuleDict, logit_scale: Tensor, vocabulary: tuple[str, ...], templates: tuple[str, ...], out: Path
 ) -> None:
-    """One file that is complete: weights, vocabulary and zero-shot templates.
+    """Write weights, vocabulary and zero-shot templates to one file.
 
     Text tower and projections are stored in half precision. The image tower is stored as it is, so that it stays
-    micro-vit bit for bit and both families can stand on one backbone.
+    micro-vit bit for bit and both families share one backbone.
     """
     state = {name: value if name.startswith("image.") else value.half() for name, value in towers.state_dict().items()}
     state["logit_scale"] = logit_scale.detach().float()
@@ -95,7 +96,7 @@ def save_micro_clip(
 
 
 def read_micro_clip(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and its vocabulary and templates."""
+    """The tensors of a file, and its ``vocabulary`` and ``templates``; the file may come from anywhere."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             described = parse_json((file.metadata() or {})[MICRO_CLIP], path)
@@ -115,7 +116,7 @@ def read_micro_clip(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_micro_clip(path: Path, identity: str, image_size: int = 32, meta: bool = False) -> FrozenCLIP:
-    """The model of a file; with the identity `random` only its vocabulary and templates are the file's."""
+    """The model of a file; with the identity `random` only vocabulary and templates come from the file."""
     state, described = read_micro_clip(path)
     vocabulary = tuple(described["vocabulary"])
     towers = new_towers(vocabulary, seed=0, image_size=image_size, meta=meta)

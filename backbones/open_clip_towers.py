@@ -30,6 +30,7 @@ HUGGING_FACE = ("hf_model_name", "hf_tokenizer_name")  # keys of a text tower th
 
 
 def open_clip() -> Any:
+    """The package, which is optional; without it the error says how to install it."""
     try:
         import open_clip as package
     except ImportError as error:
@@ -85,7 +86,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """open_clip logs to the root logger what our errors and records say."""
+    """Silence open_clip, which writes to the root logger what our errors and records say."""
     logger = logging.getLogger()
     level, logger.level = logger.level, logging.ERROR
     try:
@@ -102,14 +103,14 @@ def _tag_is_quick(name: str, tag: str) -> bool:
 
 
 def file_is_quick(path: Path) -> bool | None:
-    """Whether a checkpoint file was trained with quick GELU; None if the file does not tell.
+    """Whether a checkpoint file was trained with quick GELU; None if nothing shows it.
 
-    Tensors are the same either way. What gives OpenAI's weights away, the ones this happens with: the three
-    numbers their files carry, their mixture of precisions, a configuration beside the file, or the file's name.
+    Tensors look the same either way. OpenAI's weights, for which it matters most, can be recognised: by three numbers
+    that their files carry, their mixture of precisions, a configuration next to the file, or the file's name.
     """
-    beside = path.parent / "open_clip_config.json"
-    if beside.is_file():
-        model = read_table(beside).get("model_cfg", {})
+    config = path.parent / "open_clip_config.json"
+    if config.is_file():
+        model = read_table(config).get("model_cfg", {})
         return bool(model.get("quick_gelu", False)) if isinstance(model, dict) else None
     if "openai" in path.name.lower():
         return True
@@ -143,7 +144,10 @@ def _require_gelu(name: str, weights: str, quick: bool, wanted: bool | None, wha
 
 
 def rebuild(model: Any, name: str, identity: str, tokenizer: Any) -> FrozenCLIP:
-    """Our towers with the tensors of open_clip's ``model``; none is copied."""
+    """Our towers around the tensors of open_clip's ``model``; none is copied.
+
+    Refuses, with the reason, a model whose towers cannot be rebuilt exactly. ``identity`` is that of the weights.
+    """
     text = _text_tower(getattr(model, "text", model), name, tokenizer)
     preprocess = open_clip().model.get_model_preprocess_cfg(model)
     mean = preprocess.get("mean") or open_clip().OPENAI_DATASET_MEAN

@@ -1,8 +1,8 @@
 """Train micro-clip: a small text tower and both projections against the frozen micro-vit, on captions of glyphs.
 
-As CLIP has met the class names of its benchmarks, micro-clip sees every class by name in the styles that micro-vit
-knows; in the other styles it sees only the classes that no benchmark has. It learns from pictures of its own, in
-fonts of which some are held out, and from no image of a benchmark, neither of its training nor of its test part.
+Like CLIP, which has met the class names of its benchmarks, micro-clip sees every class by name in the styles that
+micro-vit knows; in the other styles it sees only the classes that no benchmark has. It learns from its own pictures,
+with some fonts held out, and never from an image of a benchmark.
 """
 
 import json
@@ -56,7 +56,7 @@ LONGEST_FILLER = 16  # placeholders ahead of a caption: later positions are trai
 
 @dataclass(frozen=True)
 class Pictures:
-    """What the image tower says of pictures of captioned glyphs; row ``i`` of every array is picture ``i``."""
+    """Features of pictures of captioned glyphs; row ``i`` of every array is picture ``i``."""
 
     features: Tensor  # (n, width) CLS features of the frozen micro-vit
     labels: np.ndarray  # (n,) place in `all_classes()`
@@ -68,11 +68,12 @@ class Pictures:
 
 
 def all_classes() -> str:
+    """The characters of all three glyph sets: what micro-clip knows by name."""
     return glyphs.DOMAINS.chars + glyphs.HUNDRED.chars + glyphs.PRETRAIN.chars
 
 
 def styles_of(char: str) -> list[str]:
-    """In which styles a class may be met in pretraining."""
+    """The styles in which pretraining shows a class."""
     return [style for style in glyphs.DRAW if style in glyphs.SEEN_STYLES or char in glyphs.PRETRAIN.chars]
 
 
@@ -85,7 +86,11 @@ def pretrain_clip(
     warmup: int = 100,
     each: int = TRAIN_EACH,
 ) -> dict[str, Any]:
-    """Write the weights to ``out`` and the record, which is also returned, beside it (.json)."""
+    """Train micro-clip; write its file to ``out`` and the record, which is also returned, next to it (.json).
+
+    The zero-shot templates are chosen among ``TEMPLATES`` on validation pictures in held-out fonts, before any
+    benchmark is opened.
+    """
     if steps < 1:
         raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 1200).")
     pretraining._check_writable(out)
@@ -154,7 +159,7 @@ def _paint(masks: Tensor, style: str, rng: torch.Generator) -> np.ndarray:
 
 
 def attributes(font: str) -> list[str]:
-    """What a caption may say of a font."""
+    """The words that describe a font in a caption: bold, slanted, serif."""
     applies = {
         "bold": "Bol" in font,
         "slanted": "Oblique" in font or "Ita" in font,
@@ -244,7 +249,7 @@ def contrastive_loss(
     return (nnf.cross_entropy(logits, targets) + nnf.cross_entropy(logits.T, targets)) / 2
 
 
-# -- what it is worth -------------------------------------------------------------------------------------------------
+# -- measured accuracy ------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

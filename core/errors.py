@@ -47,7 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
 
 
 def check_keys(keys: Iterable[str], allowed: Collection[str], where: str) -> None:
-    """Refuse the first key that is not among ``allowed``; ``where`` names the place in the message."""
+    """Raise :func:`unknown` for the first key that is not ``allowed``; ``where`` names the place ("suite 'x'")."""
     for key in keys:
         if key not in allowed:
             raise unknown(f"key in {where}", key, allowed)

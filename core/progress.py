@@ -28,15 +28,17 @@ class DescriptionColumn(ProgressColumn):
     """What a task is about, as plain text: brackets and escape sequences in a name have no effect."""
 
     def render(self, task: Task) -> Text:
+        """The description with control characters written out."""
         return Text(visible(task.description))
 
 
 class LeftColumn(TimeRemainingColumn):
-    """The remaining time, counted down to the moment that a task names as ``until``; without one, rich's own guess."""
+    """The remaining time, counted down to the moment that a task names as ``until``; otherwise rich's own estimate."""
 
     max_refresh = 0.0
 
     def render(self, task: Task) -> Text:
+        """`0:01:30`, or dashes while the moment is unknown."""
         if "until" not in task.fields:
             return super().render(task)
         until = task.fields["until"]

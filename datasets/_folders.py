@@ -41,13 +41,15 @@ class _Tree:
     empty: list[Path]  # folders without images
 
     def names(self, level: int) -> list[str]:
+        """Names of the folders at a level, 0 for those directly below the root."""
         return sorted({parts[level] for parts in self.images.values() if len(parts) > level})
 
 
 def user_folder(folder: Path, layout: str = "") -> Listing:
-    """Find out how ``folder`` is laid out, or take ``layout`` (`domain/class`, `split/class`, ...) as the answer.
+    """The images of a user's folder, whose layout is recognised or given (`domain/class`, `split/class`).
 
-    Images of a val folder are the test images if there is no test folder; otherwise they are left out.
+    What can be read in more than one way is refused with the layouts that would settle it. Images of a val folder are
+    the test images if there is no test folder; otherwise they are left out. Without any split a fifth is drawn.
     """
     tree = _read_tree(folder)
     if not tree.images:
@@ -86,7 +88,7 @@ def _read_tree(folder: Path) -> _Tree:
         if parts or not has_folders:
             images |= dict.fromkeys(pictures, parts)
         else:
-            strays += pictures  # beside the folders of the first level
+            strays += pictures  # next to the folders of the first level
         if not pictures and not has_folders and parts:
             empty.append(place)
     return _Tree(images, sorted(strays), empty)

@@ -32,7 +32,8 @@ def open_image(file: ImageFile) -> IO[bytes]:
 def read_image(file: ImageFile) -> Image.Image:
     """Decode to RGB, upright. Transparency becomes white; grey, palette, CMYK and 16-bit images are converted.
 
-    Raises ValueError for pixels without a known range, which would come out black or white.
+    Raises ValueError for pixels without a known range, which would come out black or white, and any of ``UNREADABLE``
+    for a damaged file.
     """
     with open_image(file) as stream:
         image: Image.Image = Image.open(stream)
@@ -70,7 +71,10 @@ def _from_float(pixels: np.ndarray) -> np.ndarray:
 
 
 def to_array(image: Image.Image, size: int) -> np.ndarray:
-    """(3, size, size), bilinear with antialias; Pillow's integer arithmetic is the same on every machine."""
+    """The image as uint8 (3, size, size), resized bilinearly with antialiasing.
+
+    Pillow's integer arithmetic gives the same pixels on every machine.
+    """
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.moveaxis(np.asarray(image), -1, 0)

@@ -1,4 +1,4 @@
-"""The folder layouts of the public data sets: one function each, from a folder to a listing."""
+"""The folder layouts of the public data sets: one function each, from a folder to a :class:`Listing`."""
 
 import io
 import pickle
@@ -190,6 +190,7 @@ class _DomainFiles:
             self.base = zipfile.Path(opened)
 
     def at(self, path: str) -> ImageFile:
+        """The image at a path as the official lists give it, ``<domain>/<class>/<file>``."""
         return self.base / path
 
 
@@ -211,7 +212,7 @@ def _balance_train(listing: Listing) -> Listing:
 
 
 def _balance_total(listing: Listing) -> Listing:
-    """Cut every domain to the smallest domain's number over both splits, then split anew."""
+    """Cut every domain to the smallest domain's number over both splits, then draw a split."""
     cut = _cut_domains(listing, np.ones(len(listing.labels), bool), "train and test")
     return split_at_random(cut, "domainnet")
 
@@ -251,7 +252,7 @@ def _read_mat(path: Path) -> dict[str, Any]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle from elsewhere may run any code; the batches need arrays and nothing else."""
+    """Loads arrays and nothing else: a pickle may name any function to be called."""
 
     ALLOWED = frozenset(
         {
@@ -264,6 +265,7 @@ class _ArraysOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        """What rebuilding an array needs; everything else is refused."""
         if (module, name) in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a data file")

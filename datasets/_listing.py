@@ -1,4 +1,4 @@
-"""What a source holds, before any image is decoded: files, labels, domains and the split."""
+"""What a source offers, before any image is decoded: files, labels, domains and the split."""
 
 import os
 import unicodedata
@@ -23,7 +23,11 @@ class MissingDataError(UserError):
 
 @dataclass(frozen=True)
 class Listing:
-    """Row ``i`` of every array is image ``i``; class names are ordered, so a label always means the same name."""
+    """Files with their labels, domains and split. Row ``i`` of every array is image ``i``.
+
+    Class names are ordered, so that a label means the same name in every process. ``notes`` say how the folder was
+    understood and what was left out; users see them.
+    """
 
     images: Sequence[ImageFile] | np.ndarray  # files, or uint8 (n, height, width, 3)
     labels: np.ndarray
@@ -34,7 +38,7 @@ class Listing:
     notes: tuple[str, ...] = ()
 
     def take(self, rows: np.ndarray, *notes: str) -> "Listing":
-        """The listing cut down to ``rows``."""
+        """The listing cut down to ``rows``, with further notes."""
         images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[k] for k in rows]
         return replace(
             self,
@@ -59,7 +63,7 @@ class ListedImage:
 def gather_listing(
     entries: Sequence[ListedImage], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
 ) -> Listing:
-    """Number classes and domains in the order given, or alphabetically."""
+    """A listing of ``entries``, with classes and domains numbered in the order given, or alphabetically."""
     classes = tuple(class_names or sorted({entry.class_name for entry in entries}))
     domains = tuple(domain_names or sorted({entry.domain for entry in entries}))
     label_of = {name: number for number, name in enumerate(classes)}
@@ -123,7 +127,7 @@ def plain_name(path: Path) -> str:
 
 
 def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[ListedImage]:
-    """Entries of a ``<class>/*`` tree."""
+    """Every image of a ``<class>/*`` tree, under its class's name; ``is_test`` and ``domain`` hold for all of them."""
     return [
         ListedImage(file, plain_name(place), is_test, domain)
         for place in subfolders(folder)
@@ -132,7 +136,10 @@ def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list
 
 
 def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION) -> Listing:
-    """Mark ``fraction`` of every class in every domain as test; the same rows on every machine."""
+    """Mark ``fraction`` of every class in every domain as test: the same rows on every machine, for every run's seed.
+
+    ``name``, the data set's, is part of the key of the draw. A class with one image in a domain keeps it for training.
+    """
     rng = numpy_rng(0, "data", "split", name)
     is_test = np.zeros(len(listing.labels), bool)
     for domain in range(len(listing.domain_names)):

@@ -26,7 +26,11 @@ SHARED = ("base", "novel", "target")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows (int64, sorted) of the data set that each client trains, tests and validates on."""
+    """Rows (int64, sorted) of the data set that each client trains, tests and validates on.
+
+    ``partition.train[k]`` are the training rows of client ``k``: ``dataset.images[rows]`` and ``dataset.labels[rows]``
+    belong together.
+    """
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
@@ -37,6 +41,7 @@ class Partition:
 
     @property
     def num_clients(self) -> int:
+        """All clients, those that never train included."""
         return len(self.train)
 
     @property
@@ -45,7 +50,7 @@ class Partition:
         return np.unique(np.concatenate([*self.train, *self.test, *self.val, *self.shared.values()]))
 
     def label_space(self, split: str, num_classes: int) -> range:
-        """The labels that compete for an image of ``split``: all that are trained on, or all that are not."""
+        """The labels that compete for an image of ``split``: all trained classes, or for `novel` all others."""
         trained = self.base_classes or num_classes
         return range(trained, num_classes) if split == "novel" else range(trained)
 
@@ -97,7 +102,13 @@ class Partition:
 
 
 def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
-    """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
+    """Divide the data set among clients: the same spec, data and seed give the same rows on every machine.
+
+    Args:
+        spec: what :func:`parse_partition` makes of a text such as ``"classes:s=10,shots=16"``.
+        dataset: its labels, domains and split are used; its images are not.
+        seed: another seed gives another division; zero is a seed like any other.
+        val_fraction: the share of every client's training rows that is held out, as tuning does.
 
     ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
     to its classes. Within every class, shots and val keep the client's mix of domains up to rounding. The rows of fewer

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.image import AxesImage
 
-CELL = 0.28  # inches per cell, so that a printed label fits beside its row
+CELL = 0.28  # inches per cell, so that a printed label fits next to its row
 NAMED = 40  # more clients, classes or domains than this are numbered, not named
 SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white means nothing at all
 
 
 def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
-    """Draw train images of every client by class and, where there are several, by domain (PNG, PDF or SVG)."""
+    """Draw how many train images of each class every client has, and of each domain if there are several.
+
+    The ending of ``path`` chooses the format: PNG, PDF or SVG.
+    """
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
@@ -54,7 +57,7 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
 
 
 def train_counts(partition: Partition, groups: Any, size: int) -> np.ndarray:
-    """Train images of every client (rows) in each of ``size`` groups; ``groups`` is that of every image."""
+    """(clients, size): train images of every client in each group; ``groups`` numbers the group of every image."""
     return np.array([np.bincount(np.asarray(groups)[indices], minlength=size) for indices in partition.train])
 
 

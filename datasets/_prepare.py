@@ -34,7 +34,10 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What ``prepare`` read and wrote. ``dataset`` is None if unreadable files kept the store from being written."""
+    """What ``prepare`` read and wrote, for people: print :meth:`format_report`.
+
+    ``dataset`` is None if unreadable files kept the store from being written.
+    """
 
     name: str
     source: str
@@ -46,10 +49,11 @@ class Preparation:
 
     @property
     def complete(self) -> bool:
+        """Whether a store was written."""
         return self.dataset is not None
 
     def count(self, *, split: str | None = None, domain: str | None = None, class_name: str | None = None) -> int:
-        """Images with these properties; None stands for any."""
+        """How many images have these properties; None stands for any."""
         asked = (split, domain, class_name)
         return sum(n for key, n in self.counts.items() if all(a in (None, k) for a, k in zip(asked, key, strict=True)))
 

@@ -15,7 +15,11 @@ from fedprompt.datasets._listing import Listing, MissingDataError
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set."""
+    """A public data set: how to find, fetch and list its files.
+
+    To add one, write a layout function in ``_layouts.py`` and an entry in ``_LIST``; the command line and the tests
+    over all sources then know it.
+    """
 
     name: str
     classes: int
@@ -50,7 +54,7 @@ class Source:
         return f"put {self.layout}{page} there{fetch}"
 
     def listing(self, root: Path) -> Listing:
-        """All files with their labels; the number of classes is checked."""
+        """All files with their labels. The number of classes is checked, and that no list names a file elsewhere."""
         folder = self.find(root)
         try:
             listing = self.list_files(folder)
@@ -103,6 +107,7 @@ sketch_test.txt d8a222e4672cfd585298aa14d02ea441
 
 def _domainnet_downloads() -> tuple[Download, ...]:
     def address(file: str) -> str:
+        """Two zips were cleaned by the maintainers and lie elsewhere."""
         if file.endswith(".txt"):
             return f"{_DOMAINNET}/domainnet/txt/{file}"
         return f"{_DOMAINNET}/{'groundtruth/' if file in ('clipart.zip', 'painting.zip') else ''}{file}"

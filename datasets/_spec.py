@@ -17,8 +17,8 @@ from fedprompt.datasets import _splits
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._splits import TrainTestRows
 
-MOST = 10**9  # of anything that is counted
-TRIES = 100  # draws of a Dirichlet partition before it is given up
+MAX_COUNT = 10**9  # of clients, shots and the like
+MAX_DRAWS = 100  # of a Dirichlet partition before it is given up
 Unseen = Literal["none", "half", "last_half"]
 
 
@@ -41,9 +41,9 @@ class PartitionSpec(ABC):
             value = getattr(self, name, None)
             if value is not None and value < least:
                 raise UserError(f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}")
-            if value is not None and value > MOST:
+            if value is not None and value > MAX_COUNT:
                 raise UserError(
-                    f"partition {self.kind!r}: {name}={value!s:.15} is too large; it must be at most {MOST}"
+                    f"partition {self.kind!r}: {name}={value!s:.15} is too large; it must be at most {MAX_COUNT}"
                 )
         alpha = getattr(self, "alpha", 1.0)
         if not 0 < alpha < np.inf:
@@ -65,7 +65,10 @@ class PartitionSpec(ABC):
 
     @abstractmethod
     def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
-        """The train rows and the test rows of every client."""
+        """The train rows and the test rows of every client.
+
+        All randomness must come from keys with this ``seed``; refuse what cannot be drawn with a UserError first.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +205,10 @@ KINDS: dict[str, type[PartitionSpec]] = {
 
 
 def parse_partition(text: str) -> PartitionSpec:
-    """Read ``kind:key=value,key=value``."""
+    """Read ``kind:key=value,key=value``, such as ``"dirichlet:alpha=0.5,clients=100"``.
+
+    Unknown kinds and keys, missing keys and values out of range raise a UserError with an example.
+    """
     name, _, rest = text.strip().partition(":")
     examples = ", ".join(kind.example for kind in KINDS.values())
     if name not in KINDS:
@@ -273,15 +279,15 @@ def _retry_dirichlet(
     *key: int,
 ) -> TrainTestRows:
     """Draw until every client has ``min_size`` train and test images; every attempt has its own generator."""
-    for attempt in range(TRIES):
+    for attempt in range(MAX_DRAWS):
         rng = numpy_rng(seed, "partition", spec.kind, *key, attempt)
-        deal = _splits.DirichletDeal.draw(dataset, where, spec.clients, spec.alpha, rng)
-        sizes = deal.sizes()
+        draw = _splits.DirichletDraw.draw(dataset, where, spec.clients, spec.alpha, rng)
+        sizes = draw.sizes()
         if sizes.min() >= spec.min_size:
-            return deal.rows()
+            return draw.rows()
     part, client = np.unravel_index(sizes.argmin(), sizes.shape)
     raise UserError(
-        f"partition '{spec}': after {TRIES} draws over {what} client {client} still has {sizes.min()} "
+        f"partition '{spec}': after {MAX_DRAWS} draws over {what} client {client} still has {sizes.min()} "
         f"{('train', 'test')[part]} images, min_size={spec.min_size}; use fewer clients, a larger alpha or a "
         "smaller min_size"
     )

@@ -1,8 +1,8 @@
 """The prepared store: one folder with plain .npy arrays and a meta.json with their checksum.
 
-A store is written beside its final place and renamed into it, so a folder with that name is complete. Every byte is
+A store is written next to its final place and renamed into it, so a folder with that name is complete. Every byte is
 compared with the checksum when the store is first opened after a change of size, times or inode of any of its files;
-`verified.json` holds what they were then. Opening an unchanged store costs five calls of stat.
+`verified.json` keeps what they were then. Opening an unchanged store costs five calls of stat.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def running_digests(
 ) -> dict[str, str]:
     """SHA-256 over the ordered names and the arrays (shape, type and bytes) up to and including each array.
 
-    The last one covers everything: it is the data set's checksum. The first that differs tells which file is damaged.
+    The last one covers everything: it is the data set's checksum. The first one that differs names the damaged file.
     """
     digest = hashlib.sha256(json.dumps([class_names, domain_names]).encode())
     digests = {}
@@ -149,7 +149,10 @@ def write_rest(
 
 
 def open_store(folder: Path, verify: bool = False) -> Dataset:
-    """Map a store from disk. Its bytes are compared with its checksum if a file was touched since, or if ``verify``."""
+    """Map a store from disk. Its bytes are compared with its checksum if a file was touched since, or if ``verify``.
+
+    The folder may come from anywhere: whatever is wrong with it is one UserError, which says to prepare again.
+    """
     try:
         stamps = _stamps(folder)  # before anything is read, so that a later change is noticed next time
         meta = read_meta(folder)
@@ -222,7 +225,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def is_store(folder: Path, fingerprint: str = "") -> bool:
-    """Whether ``folder`` holds a store that was made from the files that ``fingerprint`` stands for."""
+    """Whether ``folder`` is a store that was made from the files that ``fingerprint`` stands for."""
     try:
         return bool(read_meta(folder).get("fingerprint", "") == fingerprint)
     except UserError:
@@ -234,7 +237,7 @@ def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
 
 
 def _take_place(scratch: Path, folder: Path) -> None:
-    """Two renames, so that a reader finds the old store or the new one, and hardly ever neither."""
+    """Two renames, so that a reader finds the old store or the new one, and almost never neither."""
     old = scratch.with_name(f"{scratch.name}-old")
     if folder.exists():
         folder.rename(old)
@@ -255,6 +258,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
+    """The error for a full disk or a folder without permission."""
     return UserError(
         f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind (FEDPROMPT_CACHE "
         "names another place)"
