@@ -25,9 +25,13 @@ log = logging.getLogger(__name__)
 def frozen_features(
     backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
 ) -> Tensor:
-    """CLS features without prompts after ``depth`` blocks (all by default), (images, d), on the CPU.
+    """CLS features of a data set's images without prompts, (images, d), on the CPU.
 
-    Only those of ``rows`` are computed (all by default); the others are zero.
+    Args:
+        backbone: computes on its own device.
+        dataset: its images must have the backbone's size.
+        depth: how many blocks; None means all.
+        rows: the images that are needed; None means all. The features of others are zero.
     """
     if depth is not None and not 1 <= depth <= backbone.depth:
         raise UserError(

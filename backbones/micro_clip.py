@@ -63,7 +63,10 @@ def make_vocabulary(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def new_towers(vocabulary: tuple[str, ...], seed: int, image_size: int = 32, meta: bool = False) -> nn.ModuleDict:
-    """Both towers and the image projection with weights drawn from ``seed``; torch's global stream stays as it was."""
+    """Both towers and the image projection (`image`, `text`, `projection`) with weights drawn from ``seed``.
+
+    torch's global generator stays as it was. With ``meta`` there are shapes and no values.
+    """
     width = TEXT_ARCH["width"]
     with torch.device("meta" if meta else "cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "pretrain", "micro-clip", "init"))

@@ -55,7 +55,11 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def build_model(name: str, weights: str, image_size: int, meta: bool = False) -> Any:
-    """open_clip's own model. ``weights`` is `random`, a file or one of open_clip's tags."""
+    """open_clip's own model, from which `rebuild` takes the tensors.
+
+    ``weights`` is `random` (drawn from a fixed key), a file, or one of open_clip's tags, which is fetched. A file or
+    tag that was trained with the other GELU is refused. With ``meta`` there are shapes and no values.
+    """
     quick = bool(model_config(name).get("quick_gelu", False))
     options: dict[str, Any] = {"force_image_size": image_size, "weights_only": True}
     if weights == "random":

@@ -58,7 +58,8 @@ def pretrain(
     """Train on glyph-pretrain; write the weights without their class head to ``out`` and a record next to it (.json).
 
     The record, which is also returned, has the settings, the accuracy on held-out images of the pretraining
-    classes and, with ``probes``, what ``probe`` measures.
+    classes and, with ``probes``, what ``probe`` measures. The rate ``lr`` rises for ``warmup`` steps, then falls to
+    zero along a cosine. ``data`` replaces glyph-pretrain.
     """
     if steps < 1:
         raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 6000).")

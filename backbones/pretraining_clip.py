@@ -126,7 +126,9 @@ def pretrain_clip(
 
 
 def draw_pictures(image_tower: Any, part: str, fonts: Sequence[str], each: int, seed: int) -> Pictures:
-    """``each`` pictures of every class in every style it may be met in, spread evenly over ``fonts``.
+    """``each`` pictures of every class in every style that pretraining shows it in, spread evenly over ``fonts``.
+
+    ``part`` (train, validation) is part of the key of their draws.
 
     A class that none of ``fonts`` has is left out.
     """
@@ -186,7 +188,10 @@ def _all_captions() -> list[str]:
 def tokenise(
     texts: Sequence[str], tokenizer: WordTokenizer, rng: np.random.Generator, spelled: float = 0.05
 ) -> Prompts:
-    """Captions as prompts without a context; a share of the words is spelled out, so that letters get a meaning."""
+    """Captions as prompts without a context.
+
+    A share of the words, ``spelled``, is written in letters, so that letters get a meaning too.
+    """
     tokens = []
     for text in texts:
         places = np.flatnonzero(rng.random(len(words_of(text))) < spelled)

@@ -37,7 +37,10 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Prompts:
-    """One tokenised prompt per class (or per caption), cut after the longest."""
+    """One tokenised prompt per class (or per caption), cut after the longest.
+
+    With ``length`` above zero the tokens at positions 1 to ``length`` are placeholders, which a context replaces.
+    """
 
     ids: Tensor  # (C, L) int64, zeros after the end
     ends: Tensor  # (C,) int64: where the end-of-text token is

@@ -1,4 +1,7 @@
-"""Downloads that resume, are verified, and are unpacked completely or not at all."""
+"""Downloads that resume, are verified, and are unpacked completely or not at all.
+
+Archives hold plain files and folders only; a member that would leave their folder is refused.
+"""
 
 import hashlib
 import shutil

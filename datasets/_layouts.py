@@ -51,7 +51,11 @@ def domain_tree(folder: Path, domains: tuple[str, ...], name: str) -> Listing:
 def cifar(
     folder: Path, batches: tuple[tuple[str, ...], tuple[str, ...]], label: str, names: tuple[str, str]
 ) -> Listing:
-    """Torchvision's pickled batches, or an image tree by split and class."""
+    """Torchvision's pickled batches, or an image tree by split and class.
+
+    ``batches`` are the files of train and test, ``label`` the key of their labels, ``names`` the file of class names
+    and its key.
+    """
     if not (folder / names[0]).exists():
         return split_tree(folder)
     class_names = _unpickle(folder / names[0]).get(names[1])
@@ -67,7 +71,11 @@ def cifar(
 
 
 def domainnet(folder: Path, subsample: str) -> Listing:
-    """Official zips or their extracted folders, with ``<domain>_train.txt`` and ``<domain>_test.txt``."""
+    """Official zips or their extracted folders, with ``<domain>_train.txt`` and ``<domain>_test.txt``.
+
+    Ten classes are kept, and every domain is cut to the size of the smallest: its train images with the ``subsample``
+    `train`, all images with `total`, of which a fifth then become the test set.
+    """
     entries = []
     for domain in DOMAINNET_DOMAINS:
         files = _DomainFiles(folder, domain)

@@ -64,9 +64,16 @@ def train_counts(partition: Partition, groups: Any, size: int) -> np.ndarray:
 def heat_map(
     ax: "Axes", counts: np.ndarray, what: str, names: Sequence[str], norm: "Normalize", *, named: int, written: int
 ) -> "AxesImage":
-    """Draw counts as shades, zero as white; the image is what a colour bar needs.
+    """Draw counts (clients, groups) as shades, zero as white; returns the image, which a colour bar needs.
 
-    Up to ``named`` columns carry their names, more are numbered; maps of up to ``written`` cells show every count.
+    Args:
+        ax: where to draw.
+        counts: such as :func:`train_counts` gives.
+        what: what a column is, for its label: "class" or "domain".
+        names: of the columns.
+        norm: from counts to shades, the same for maps that are compared.
+        named: up to so many columns carry their names; more are numbered.
+        written: maps of up to so many cells show every count.
     """
     from matplotlib.colors import LinearSegmentedColormap
 

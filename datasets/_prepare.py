@@ -91,7 +91,10 @@ class Preparation:
 
 
 def stored_preparation(name: str, source: str, store: Path, files: str) -> Preparation | None:
-    """The account of ``store``, if it was made from ``source`` when its files had the fingerprint ``files``."""
+    """What an earlier ``prepare`` reported, if ``store`` was made from ``source`` and its files have not changed.
+
+    ``files`` is the fingerprint of the files' names, sizes and times; None means that the store must be made.
+    """
     try:
         meta = read_meta(store)
         if meta.get("files") != files or meta.get("source") != source:
@@ -110,9 +113,16 @@ def stored_preparation(name: str, source: str, store: Path, files: str) -> Prepa
 def build_store(
     name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = "", files: str = ""
 ) -> Preparation:
-    """Decode every image once into ``store``; unreadable ones are listed, and left out only if ``skip_bad``.
+    """Decode every image of ``listing`` once into ``store``; unreadable ones are listed, and left out if ``skip_bad``.
 
-    ``files`` stands for the state of the source's files, ``fingerprint`` for what must be the same whenever it is used.
+    Args:
+        name: the data set's, for messages and the store.
+        listing: files with labels, domains and split.
+        source: where the files are, as users are told.
+        store: the folder to write.
+        skip_bad: write the store although some files are unreadable.
+        fingerprint: stored, and compared whenever the data are used (users' folders may change).
+        files: stored, and compared when ``prepare`` runs again.
     """
     if not len(listing.labels):
         raise UserError(f"{name}: no images found in {source}")

@@ -1,6 +1,16 @@
-"""What a partition is asked to be: ``kind:key=value,...`` as text, one frozen dataclass per kind in code.
+"""What a partition should be: ``kind:key=value,...`` as text, one frozen dataclass per kind in code.
 
-A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method.
+A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method, listed in ``KINDS``::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Even(PartitionSpec):
+        kind, example = "even", "even:clients=10"
+        clients: int
+
+        def split(self, dataset, seed):
+            is_test, rng = np.asarray(dataset.is_test), numpy_rng(seed, "partition", "even")
+            train, test = (rng.permutation(np.flatnonzero(part)) for part in (~is_test, is_test))
+            return np.array_split(train, self.clients), np.array_split(test, self.clients)
 """
 
 import dataclasses
@@ -24,7 +34,11 @@ Unseen = Literal["none", "half", "last_half"]
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSpec(ABC):
-    """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text."""
+    """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text.
+
+    Shots, held-out validation rows, unseen clients, novel classes and the target domain are handled for all kinds
+    alike (``_partition.py``, ``_held_out.py``); a kind only divides rows among clients.
+    """
 
     kind: ClassVar[str]
     example: ClassVar[str]
@@ -73,7 +87,11 @@ class PartitionSpec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Domains(PartitionSpec):
-    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one per holder."""
+    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one per holder.
+
+    With ``assignment=cyclic`` client k holds domains k to k + m - 1, modulo their number; ``random_regular`` draws who
+    holds what, with every domain used equally often.
+    """
 
     kind = "domains"
     example = "domains:m=2"
@@ -101,7 +119,10 @@ class Domains(PartitionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Classes(PartitionSpec):
-    """Every client holds at most ``s`` classes, and the same random share of a class in train and test."""
+    """Every client holds at most ``s`` classes, and the same random share of a class in train and test.
+
+    ``s`` times ``clients`` must be a multiple of the number of classes, so that all have equally many holders.
+    """
 
     kind = "classes"
     example = "classes:s=10"
@@ -131,7 +152,11 @@ class Classes(PartitionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(PartitionSpec):
-    """Each class is shared out by Dir(alpha), train and test alike, until all clients have ``min_size`` of both."""
+    """Each class is shared out by Dir(alpha), train and test alike.
+
+    A small ``alpha`` gives most of a class to few clients. The whole division is drawn again until every client has
+    ``min_size`` train and ``min_size`` test images.
+    """
 
     kind = "dirichlet"
     example = "dirichlet:alpha=0.5,clients=100"

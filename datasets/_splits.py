@@ -54,7 +54,10 @@ def shuffle_domains(holders: np.ndarray, rng: np.random.Generator) -> np.ndarray
 
 
 def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) -> TrainTestRows:
-    """Cut every domain into one part per holder; parts differ by at most one image, in total and in each class."""
+    """Cut every domain into one part per holder; parts differ by at most one image, in total and in each class.
+
+    ``holders`` is a mask (clients, domains), as :func:`cyclic_domains` and :func:`shuffle_domains` make it.
+    """
     domains, is_test = np.asarray(dataset.domains), np.asarray(dataset.is_test)
     train: list[Rows] = [[] for _ in holders]
     test: list[Rows] = [[] for _ in holders]
@@ -91,7 +94,10 @@ def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator)
 
 
 def any_share_has_an_image(dataset: Dataset, slots: int) -> bool:
-    """Whether the largest share that :func:`by_classes` can draw comes to an image, in train and in test."""
+    """Whether the largest share that :func:`by_classes` can draw is at least one image, in train and in test.
+
+    ``slots`` is the number of clients that share a class.
+    """
     largest = MAX_SHARE / (MAX_SHARE + MIN_SHARE * (slots - 1))
     is_test, labels = np.asarray(dataset.is_test), np.asarray(dataset.labels)
     return all(int(np.bincount(labels[split]).max(initial=0) * largest) for split in (~is_test, is_test))
@@ -111,7 +117,7 @@ def _take_shares(rows: Rows, slots_of: list[list[Slot]]) -> Rows:
 
 
 def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator) -> TrainTestRows:
-    """Every client gets all images of its group of classes."""
+    """Every client gets all images of its group of classes; ``groups`` lists the labels of each client."""
     is_test = np.asarray(dataset.is_test)
     lists = (by_class(dataset, where, rng) for where in (~is_test, is_test))
     train, test = (gather([[rows[label] for label in group] for group in groups]) for rows in lists)

@@ -61,7 +61,16 @@ def write_store(
     domain_names: tuple[str, ...],
     **notes: Any,
 ) -> Dataset:
-    """Write a store to ``folder``, completely or not at all, and open it. ``notes`` go into meta.json."""
+    """Write a store to ``folder``, completely or not at all, and open it.
+
+    Args:
+        folder: replaced if it exists.
+        name: the data set's.
+        arrays: ``images`` uint8 (n, 3, h, w), ``labels``, ``domains`` and ``is_test`` (n,).
+        class_names: by label.
+        domain_names: by number of the domain.
+        notes: further entries of meta.json.
+    """
     with new_store(folder) as scratch:
         write_images(scratch, [arrays["images"]])
         write_rest(scratch, name, arrays, class_names, domain_names, **notes)
@@ -85,7 +94,10 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_store(folder: Path) -> Iterator[Path]:
-    """A scratch folder that takes the place of ``folder`` if the block completes it, and vanishes otherwise."""
+    """A scratch folder that replaces ``folder`` if the block completes it, and vanishes otherwise.
+
+    Complete it with :func:`write_images`, then :func:`write_rest`.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)

@@ -68,7 +68,10 @@ def glyph_pretrain() -> Dataset:
 
 
 def load(spec: GlyphSet) -> Dataset:
-    """The set from the cache; it is drawn again if it is missing, truncated or altered."""
+    """The set from the cache; it is drawn again if it is missing, truncated or altered.
+
+    The folder's name is a digest of the recipe, the fonts and the version of the drawing code.
+    """
     key = json.dumps([VERSION, fonts_hash(), asdict(spec)])
     folder = cache_dir() / f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     try:
