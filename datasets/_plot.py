@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedprompt.core.errors import UserError
+from fedprompt.core.text import visible
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition
 
@@ -40,7 +41,7 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
     for ax, (what, groups, names) in zip(axes, panels, strict=True):
         counts = train_counts(partition, groups, len(names))
         norm = Normalize(0, counts.max())
-        titles = [name.replace("_", " ") for name in names]
+        titles = [visible(name.replace("_", " ")) for name in names]
         image = heat_map(ax, counts, what, titles, norm, named=NAMED, written=200)
         if partition.num_clients <= NAMED:
             clients = range(partition.num_clients)
@@ -48,7 +49,8 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
         ax.set_ylabel("client")
         ax.tick_params(labelsize=7)
         figure.colorbar(image, ax=ax, label="train images", shrink=0.8)
-    figure.suptitle(f"{dataset.name}: train images of {partition.num_clients} clients", fontsize=10)
+    title = visible(f"{dataset.name}: train images of {partition.num_clients} clients")
+    figure.suptitle(title, fontsize=10, parse_math=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
@@ -86,6 +88,6 @@ def heat_map(
     ax.grid(visible=False)
     ax.spines[:].set(visible=True, color="#666666")
     if columns <= named:
-        ax.set_xticks(range(columns), names, rotation=45, ha="right", rotation_mode="anchor")
+        ax.set_xticks(range(columns), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
     ax.set_xlabel(what if columns <= named else f"{what} (number)")
     return image

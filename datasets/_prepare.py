@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.progress import track
+from fedprompt.core.text import visible
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array
 from fedprompt.datasets._listing import Listing
@@ -58,7 +59,7 @@ class Preparation:
         return sum(n for key, n in self.counts.items() if all(a in (None, k) for a, k in zip(asked, key, strict=True)))
 
     def format_report(self) -> str:
-        """All of it as text, for the terminal."""
+        """All of it as text for the terminal; control characters in names of files and folders are written out."""
         domains = list(dict.fromkeys(domain for _, domain, _ in self.counts))
         classes = list(dict.fromkeys(name for _, _, name in self.counts))
         lines = [f"{self.name} from {self.source}"]
@@ -81,7 +82,7 @@ class Preparation:
         lines += [f"  {note}" for note in self.notes]
         if self.dataset is None:
             lines.append("  NOT PREPARED: repair the unreadable files, or leave them out with --skip-bad")
-        return "\n".join(lines).encode(errors="surrogateescape").decode(errors="replace")  # names need not be UTF-8
+        return "\n".join(map(visible, lines))
 
     def _class_lines(self, classes: list[str]) -> list[str]:
         pairs = [(self.count(split="train", class_name=c), self.count(split="test", class_name=c)) for c in classes]

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.files import cache_dir, write_atomic
+from fedprompt.core.text import visible
 from fedprompt.core.untrusted import read_table
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
@@ -59,7 +60,7 @@ def named_folders() -> dict[str, str]:
         return {}
     names = read_table(file)
     if not all(isinstance(address, str) and address.startswith(FOLDER) for address in names.values()):
-        raise UserError(f"{file} cannot be read: it must give a {FOLDER}PATH for every name; delete or mend it")
+        raise UserError(f"{file} cannot be read: it must give a {FOLDER}PATH for every name; correct or delete it")
     return names
 
 
@@ -92,7 +93,7 @@ def describe_dataset(name: str) -> str:
     if name in EMBEDDED:
         return EMBEDDED[name]
     if name in named_folders():
-        return f"your images in {named_folders()[name].removeprefix(FOLDER)}"
+        return visible(f"your images in {named_folders()[name].removeprefix(FOLDER)}")
     return f"from an installed package ({_installed()[name].value})"
 
 
@@ -121,7 +122,8 @@ def is_prepared(name: str) -> bool:
 def dataset_notes(name: str) -> tuple[str, ...]:
     """What its preparation noted: how a user's folder was understood, how the split was drawn, what was left out."""
     store = _store_of(_resolved(name))
-    return tuple(str(note) for note in read_meta(store).get("notes", ())) if (store / "meta.json").exists() else ()
+    notes = read_meta(store).get("notes") if (store / "meta.json").exists() else ()
+    return tuple(map(visible, notes)) if isinstance(notes, list) else ()
 
 
 def load_labels(name: str, root: Path | None = None) -> Dataset:

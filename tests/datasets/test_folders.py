@@ -246,3 +246,14 @@ def test_a_loop_of_links(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UserError, match="give the path of"):
         load_dataset(f"folder:{tmp_path / 'loop'}")
+
+
+def test_escape_sequences_in_names_are_written_out(tmp_path: Path) -> None:
+    for name in ("\x1b[2Jcat", "dog\u202e"):
+        for k in range(5):
+            paint(tmp_path / name / f"{k}.png", 0)
+    (tmp_path / "dog\u202e" / "\x07.png").write_bytes(b"no image")
+    report = prepare(f"folder:{tmp_path}", skip_bad=True).format_report()
+    assert report.replace("\n", "").isprintable()
+    assert "\\x1b[2Jcat" in report
+    assert all(note.isprintable() for note in dataset_notes(f"folder:{tmp_path}"))
