@@ -52,7 +52,7 @@ class FrozenCLIP(FrozenViT):
     ) -> None:
         super().__init__(vit, name, weights, mean, std)
         self.projection, self.text = projection.requires_grad_(False), text.requires_grad_(False)
-        self.logit_scale = logit_scale  # what cosines are multiplied with, exp of the trained parameter
+        self.logit_scale = logit_scale  # multiplies cosines: exp of the trained parameter
         self.templates = tuple(templates)  # the zero-shot prompts that go with these weights
         self.dim = int(projection.out_features)
         self.eval()

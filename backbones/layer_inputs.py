@@ -28,7 +28,7 @@ class LayerInputs:
     def __init__(self, backbone: FrozenViT, images: Images, depth: int | None = None, memory: int = 2**30) -> None:
         self._backbone, self._images, self._depth = backbone, images, depth or backbone.depth
         shape = (self._depth, backbone.tokens, backbone.width)
-        # Pages are taken when they are written: what is never asked for costs no memory.
+        # Memory is taken as it is written: what is never asked for costs none.
         self._kept = backbone.mean.new_empty(min(kept_images(backbone, depth, memory), len(images)), *shape)
         self._place = torch.full((len(images),), -1)  # of each image among the kept ones
         self._count = 0

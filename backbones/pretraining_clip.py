@@ -39,10 +39,10 @@ from fedprompt.core.rng import numpy_rng, torch_rng
 from fedprompt.datasets import Dataset, glyphs
 from fedprompt.datasets.glyph_fonts import FONTS, mask
 
-# One cut of each family; every family and every attribute is still met in another cut.
+# One cut of each family; training still shows every family and every attribute in another cut.
 HELD_OUT_FONTS = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")
 CAPTIONS = ("a {style} of the {name}", "the {name} in {style}", "a picture of the {name}", "{name}")
-# Zero-shot candidates: one template, or all of a tuple as an ensemble. Chosen on pictures of the pretraining.
+# Zero-shot candidates: each tuple is an ensemble. Chosen on validation pictures of the pretraining.
 TEMPLATES: tuple[tuple[str, ...], ...] = (
     ("{}.",),
     ("the {}.",),

@@ -194,7 +194,7 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
         )
         state = state.get("model", state.get("state_dict", state))
         state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
-    except Exception as error:  # of bytes that are no pickle, or a pickle of something else, anything may come
+    except Exception as error:  # damaged bytes and foreign pickles can raise anything
         raise UserError(
             f"weights {str(path)!r} are not a readable {path.suffix} file of tensors by name ({type(error).__name__}); "
             "fetch the file again, or save a model's state_dict() as .safetensors."

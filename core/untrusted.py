@@ -100,7 +100,7 @@ def read_table(path: Path, *, limit: int = JSON_LIMIT, within: Path | None = Non
     """A JSON file whose outermost value is a table (``{...}``)."""
     table = read_json(path, limit=limit, within=within)
     if not isinstance(table, dict):
-        raise _fault(path, "it holds no table")
+        raise _fault(path, "it is not a table")
     return table
 
 

@@ -37,7 +37,7 @@ class _Tree:
     """What lies below a folder."""
 
     images: dict[Path, Parts]
-    strays: list[Path]  # visible files that are no images, or lie outside every class
+    strays: list[Path]  # visible files that are not images, or outside every class
     empty: list[Path]  # folders without images
 
     def names(self, level: int) -> list[str]:
@@ -53,12 +53,12 @@ def user_folder(folder: Path, layout: str = "") -> Listing:
     """
     tree = _read_tree(folder)
     if not tree.images:
-        raise MissingDataError(f"{folder} holds no images; it must be a tree <class>/* or <domain>/<class>/*")
+        raise MissingDataError(f"{folder} has no images; it must be a tree <class>/* or <domain>/<class>/*")
     levels = _parse(layout) if layout else _recognise(folder, tree)
     domain, split, label = (levels.index(name) if name in levels else None for name in ("domain", "split", "class"))
     shallow = next((file for file, parts in tree.images.items() if len(parts) < len(levels)), None)
     if shallow:
-        raise UserError(f"{folder} is not {_written(levels)}: {shallow.relative_to(folder)} lies higher; move it away")
+        raise UserError(f"{folder} is not {_written(levels)}: {shallow.relative_to(folder)} lies higher up; move it")
     assert label is not None  # every layout has a class
     role = _roles(folder, tree.names(split)) if split is not None else {}
     entries = [

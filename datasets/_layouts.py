@@ -210,7 +210,7 @@ def _split_file(folder: Path, name: str, what: str) -> list[tuple[str, str]]:
     paths = [line.strip().rsplit(maxsplit=1)[0] for line in lines if line.strip()]
     bad = next((path for path in paths if path.count("/") != 2), None)
     if bad is not None:
-        raise UserError(f"{what}: {file} holds the line {bad!r}, which is not <domain>/<class>/<file>")
+        raise UserError(f"{what}: {file} has the line {bad!r}, which is not <domain>/<class>/<file>")
     return [(path, path.split("/")[1]) for path in paths]
 
 
@@ -288,7 +288,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
     if not isinstance(content, dict):
-        raise UserError(f"the file {path} is damaged (it holds a {type(content).__name__}); fetch it again")
+        raise UserError(f"the file {path} is damaged (it contains a {type(content).__name__}); fetch it again")
     return content
 
 

@@ -14,7 +14,7 @@ from fedprompt.core.untrusted import read_text, require_inside
 from fedprompt.datasets._images import ImageFile
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-TEST_FRACTION = 0.2  # of every class in every domain, where a source has no official split
+TEST_FRACTION = 0.2  # of every class in every domain, if a source has no official split
 
 
 class MissingDataError(UserError):

@@ -37,7 +37,7 @@ class Partition:
     val: tuple[np.ndarray, ...]  # empty arrays unless ``val_fraction`` is set
     unseen: tuple[int, ...] = ()  # clients that never take part in training
     shared: Mapping[str, np.ndarray] = field(default_factory=dict)  # further test rows, by name, for every client
-    base_classes: int = 0  # only so many classes are trained on, the first ones; 0 means all
+    base_classes: int = 0  # how many classes are trained on, the first ones; 0 means all
 
     @property
     def num_clients(self) -> int:
@@ -78,7 +78,7 @@ class Partition:
         try:
             for name in SPLITS:
                 if not _are_rows(arrays[name]) or not _are_rows(arrays[f"{name}_sizes"]):
-                    raise ValueError(f"{name} holds no row numbers")
+                    raise ValueError(f"{name} has no row numbers")
             ends = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
             rows = {name: tuple(np.split(arrays[name], ends[name])) for name in SPLITS}
             unseen = tuple(int(client) for client in arrays["unseen"])

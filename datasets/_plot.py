@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CELL = 0.28  # inches per cell, so that a printed label fits next to its row
 NAMED = 40  # more clients, classes or domains than this are numbered, not named
-SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white means nothing at all
+SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white is zero
 
 
 def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:

@@ -307,7 +307,7 @@ def _check_source(source: Source, root: Path | None, store: Path) -> None:
 def _not_prepared(source: Source) -> MissingDataError:
     return MissingDataError(
         f"{source.name} is not prepared; run: fedprompt prepare {source.name} --root DIR "
-        f"(DIR holds or will get {source.layout})"
+        f"(DIR has, or will get, {source.layout})"
     )
 
 

@@ -24,8 +24,8 @@ class Source:
     name: str
     classes: int
     list_files: Callable[[Path], Listing]
-    layout: str  # what the folder must hold, for messages
-    markers: tuple[str, ...]  # a folder that holds one of these holds the data set
+    layout: str  # what the folder must contain, for messages
+    markers: tuple[str, ...]  # a folder with one of these has the data set
     inside: tuple[str, ...] = ()  # folders below the root where it may be
     downloads: tuple[Download, ...] = ()
     home: str = ""  # the maintainers' page
@@ -67,7 +67,7 @@ class Source:
                 raise UserError(f"{self.name}: a list in {folder} names {file}, which lies elsewhere; fetch it again")
         if len(listing.class_names) != self.classes:
             raise UserError(
-                f"{self.name}: {folder} holds {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
+                f"{self.name}: {folder} has {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
             )
         return listing
 

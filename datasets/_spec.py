@@ -145,7 +145,7 @@ class Classes(PartitionSpec):
         if not _splits.any_share_has_an_image(dataset, self.s * self.clients // count):
             raise UserError(
                 f"partition '{self}': {self.s * self.clients // count} clients share each class, and no share of "
-                f"{dataset.name!r} holds an image in both splits; use fewer clients or a smaller s"
+                f"{dataset.name!r} has an image in both splits; use fewer clients or a smaller s"
             )
         return _splits.by_classes(dataset, self.clients, self.s, numpy_rng(seed, "partition", "classes"))
 

@@ -33,7 +33,7 @@ ARRAYS = tuple(FORMS)
 VERSION = 1
 _REMEDY = "delete the folder and prepare again"
 META, VERIFIED = "meta.json", "verified.json"
-STALE = 24 * 3600  # seconds after which nobody can still be writing a scratch folder
+STALE = 24 * 3600  # seconds after which no process can still be writing a scratch folder
 
 
 def running_digests(

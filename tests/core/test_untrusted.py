@@ -97,7 +97,7 @@ def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
         (read_json, "9" * 5000, "not JSON"),
         (read_json, "[" * 100_000, "nested more than 50 levels deep"),
         (read_json, "[" * 60 + "]" * 60, "nested more than 50 levels deep"),
-        (read_table, "[]", "holds no table"),
+        (read_table, "[]", "is not a table"),
         (read_toml, "a = ", "not TOML"),
         (read_toml, "a = " + "[" * 50_000, "nested more than 50 levels deep"),
         (read_toml, "a." * 100_000 + "a = 1", "line 1 has more than 200 dots"),

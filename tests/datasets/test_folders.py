@@ -142,7 +142,7 @@ def test_images_at_two_depths_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_images(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match="holds no images"):
+    with pytest.raises(MissingDataError, match="has no images"):
         user_folder(tmp_path)
     with pytest.raises(MissingDataError, match="none is missing"):
         user_folder(tmp_path / "none")

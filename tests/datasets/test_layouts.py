@@ -104,7 +104,7 @@ def test_an_encrypted_zip_is_one_line(tmp_path: Path) -> None:
 def test_domainnet_with_a_strange_line(tmp_path: Path) -> None:
     paint_domainnet(tmp_path, {})
     (tmp_path / "real_train.txt").write_text("something 1\n")
-    with pytest.raises(UserError, match="holds the line 'something', which is not <domain>/<class>/<file>"):
+    with pytest.raises(UserError, match="has the line 'something', which is not <domain>/<class>/<file>"):
         SOURCES["domainnet"].listing(tmp_path)
 
 

@@ -147,7 +147,7 @@ def test_other_image_sizes(office: Path) -> None:
 
 def test_a_wrong_number_of_classes(office: Path) -> None:
     (office / "dslr" / "c3").rename(office / "dslr" / "extra")
-    with pytest.raises(UserError, match="holds 11 classes, not 10"):
+    with pytest.raises(UserError, match="has 11 classes, not 10"):
         load_dataset("office-caltech10", root=office)
 
 
