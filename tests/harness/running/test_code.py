@@ -21,7 +21,10 @@ class Mine(FedVPT):
         return 1.0
 """
 # Modules that a cell needs but that do not decide what it computes.
-ELSEWHERE = {"errors", "fields", "files", "memory", "progress", "cell", "code", "folder", "journal", "site", "__init__"}
+ELSEWHERE = {
+    *("errors", "fields", "files", "memory", "progress", "text", "untrusted"),
+    *("cell", "code", "folder", "journal", "site", "__init__"),
+}
 
 
 def digest(folder: Path, source: str) -> str:
