@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedprompt.backbones.backbone import block_rows
-from fedprompt.backbones.clip import FrozenCLIP
-from fedprompt.backbones.text import Prompts, spoken_name
+from fedprompt.backbones.clip import FrozenCLIP, fill_template
+from fedprompt.backbones.text import Prompts
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
@@ -86,7 +86,7 @@ class PFedMMA(TextMethod, StopGradients):
     @cached_property
     def prompts(self) -> Prompts:
         template = str(self.params.template or self.backbone.templates[0])
-        return self.backbone.text.tokenise([template.format(spoken_name(name)) for name in self.task.class_names])
+        return self.backbone.text.tokenise(fill_template(template, self.task.class_names))
 
     def class_features(self, theta: State) -> Tensor:
         text = self.backbone.text

@@ -22,18 +22,8 @@ class Mine(FedVPT):
 """
 # Modules that a cell needs but that do not decide what it computes.
 ELSEWHERE = {
-    "errors",
-    "fields",
-    "files",
-    "interrupts",
-    "memory",
-    "progress",
-    "cell",
-    "code",
-    "folder",
-    "journal",
-    "environment",
-    "__init__",
+    *("errors", "fields", "files", "interrupts", "memory", "progress", "text", "untrusted"),
+    *("cell", "code", "folder", "journal", "environment", "__init__"),
 }
 
 
