@@ -19,14 +19,12 @@ from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
 from fedprompt.harness.federation.schedule import (
-    AdaptationEpochs,
+    Clients,
     Evaluation,
-    adaptation_epochs,
     auto_stack,
-    evaluations_now,
+    draw_cohorts,
     held_stages,
-    newcomer_evaluations,
-    select,
+    schedule,
     shared_splits,
 )
 from fedprompt.harness.planning.cost import (
@@ -113,15 +111,16 @@ class Workload:
         self.visits += len(cohort)
         self.took_part[cohort] = True
 
-    def add_evaluation(self, evaluation: Evaluation, adaptation: AdaptationEpochs, stack: int) -> None:
+    def add_evaluation(self, evaluation: Evaluation) -> None:
         """One reading of the members, or of newcomers; a stack is split by how long its clients adapt."""
-        clients = self.deal.unseen if evaluation.newcomers else self.deal.members
+        clients, adaptation = self.deal.members, evaluation.adaptation
         epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.stranger)
         if evaluation.newcomers:
-            epochs[:] = adaptation.newcomer
+            clients = self.deal.unseen
+            epochs = np.full(len(clients), adaptation.newcomer)
         for length in np.unique(epochs).tolist():
             places = np.flatnonzero(epochs == length)
-            starts = np.flatnonzero(np.diff(places // stack, prepend=-1))
+            starts = np.flatnonzero(np.diff(places // evaluation.stack, prepend=-1))
             self._add_group(evaluation, clients[places], starts, length)
 
     def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
@@ -190,9 +189,9 @@ class Deal:
         self.train = np.array([len(rows) for rows in partition.train])
         self.test = np.array([len(rows) for rows in getattr(partition, protocol.evaluated_split)])
         self.shared = {name: len(rows) for name, rows in partition.shared.items()}
-        self.unseen = np.array(partition.unseen, np.int64)
-        self.members = np.setdiff1d(np.arange(partition.num_clients), self.unseen)
-        self._cohorts: dict[tuple[int, float], list[np.ndarray]] = {}
+        self.unseen: Any = np.array(partition.unseen, np.int64)  # arrays, which a schedule takes as sequences
+        self.members: Any = np.setdiff1d(np.arange(partition.num_clients), self.unseen)
+        self._cohorts: dict[tuple[int, float], list[Clients]] = {}
         needed = np.zeros(len(dataset.labels), bool)
         needed[partition.all_rows] = True
         self.image_count = int(needed.sum())
@@ -201,13 +200,11 @@ class Deal:
         self.feature_count = int(needed.sum())
         self.feature_key = hashlib.sha256(needed.tobytes()).hexdigest()
 
-    def cohorts(self, protocol: Protocol, seed: int) -> list[np.ndarray]:
+    def cohorts(self, protocol: Protocol, seed: int) -> list[Clients]:
         """Who takes part in each round, drawn once for all methods."""
         drawn = protocol.rounds, protocol.participation
         if drawn not in self._cohorts:
-            members: Any = self.members  # `select` turns a tuple into an array in every round
-            rounds = range(1, protocol.rounds + 1)
-            self._cohorts[drawn] = [np.array(select(protocol, seed, members, number)) for number in rounds]
+            self._cohorts[drawn] = list(draw_cohorts(protocol, seed, self.members))
         return self._cohorts[drawn]
 
 
@@ -237,20 +234,13 @@ def tally_cells(
 
 
 def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
-    """Follow a run round by round: `schedule`, with the stacks of each evaluation counted as arrays."""
+    """Follow the schedule of a run; the stacks of a round and of an evaluation are counted as arrays."""
     protocol, stack = visiting.protocol, visiting.stack
-    work = Workload(deal, protocol.batch_size)
-    shared = shared_splits(deal.shared, visiting.method)
-    for number, cohort in enumerate(deal.cohorts(protocol, seed), start=1):
-        work.add_visits(cohort, stack)
-        evaluations: list[Evaluation] = []  # of nobody: who is evaluated, the deal knows
-        if protocol.evaluated(number):
-            also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
-            evaluations += evaluations_now(protocol, number, (), (), stack, shared=also)
-        if len(deal.unseen) and number == protocol.rounds:
-            evaluations += newcomer_evaluations(protocol, (), stack)
-        for evaluation in evaluations:
-            work.add_evaluation(evaluation, adaptation_epochs(protocol, evaluation.policy), stack)
+    work, shared = Workload(deal, protocol.batch_size), shared_splits(deal.shared, visiting.method)
+    for scheduled in schedule(protocol, deal.cohorts(protocol, seed), deal.members, deal.unseen, stack, shared):
+        work.add_visits(np.array(scheduled.cohort), stack)
+        for evaluation in scheduled.evaluations:
+            work.add_evaluation(evaluation)
     return work
 
 

@@ -41,7 +41,7 @@ def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
 
     members, unseen = deal.members.tolist(), deal.unseen.tolist()
     shared = shared_splits(deal.shared, visiting.method)
-    for round_ in schedule(protocol, seed, members, unseen, visiting.stack, shared):
+    for round_ in schedule(protocol, deal.cohorts(protocol, seed), members, unseen, visiting.stack, shared):
         for stack in round_.stacks:
             add("trained", [int(deal.train[client]) for client in stack])
         for evaluation in round_.evaluations:
