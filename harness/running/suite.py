@@ -15,6 +15,7 @@ from fedprompt.harness.federation.policy import PAPER, applicable, head_owner, i
 from fedprompt.harness.running.cell import Cell, make_cell
 from fedprompt.methods import registry
 
+Key = tuple[str, str, str, str]  # method, data set, canonical partition, owner of the head
 KINDS = ("heterogeneity", "unseen", "ablation", "vsweep", "novel", "target")
 
 
@@ -124,8 +125,8 @@ class Suite:
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     tune: Tune = Tune()
-    # What `fedprompt tune` chose, by (method, data set, canonical partition, who owns the head).
-    tuned: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = field(default_factory=dict)
+    # What `fedprompt tune` chose.
+    tuned: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
     file: str = ""  # that it was read from, as the user wrote it; empty for the package's own
 
     @property
@@ -141,6 +142,13 @@ class Suite:
     def planned(self) -> tuple[Planned, ...]:
         """Every entry of the tables, setting by setting, so that a table fills column by column; cells may repeat."""
         return tuple(entry for entries in self._expanded.values() for entry in entries)
+
+    def keys(self) -> Iterator[Key]:
+        """Of every entry, in the same order but once for all seeds; no cell is made for it."""
+        for setting in self.settings:
+            for row in setting.rows:
+                for reading in setting.readings(row).values():
+                    yield _key(setting, row.method, head_owner(reading))
 
     def cells(self) -> list[Cell]:
         """What is to be run: each cell once, even if several tables show it."""
@@ -249,11 +257,11 @@ class Suite:
         return {**setting.params.get(method, {}), **self.tuned.get(_key(setting, method, head), {})}
 
     @staticmethod
-    def _tuned_key(entry: Planned) -> tuple[str, str, str, str]:
+    def _tuned_key(entry: Planned) -> Key:
         return _key(entry.setting, entry.setting.source_method(entry.row), entry.cell.protocol.head)
 
 
-def _key(setting: Setting, method: str, head: str) -> tuple[str, str, str, str]:
+def _key(setting: Setting, method: str, head: str) -> Key:
     return method, setting.dataset, str(parse_partition(setting.partition)), head
 
 
