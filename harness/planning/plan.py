@@ -9,13 +9,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 import torch
 
+from fedprompt.datasets import Dataset, plan_labels
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.planning.calibration import (
     Job,
@@ -27,7 +28,6 @@ from fedprompt.harness.planning.calibration import (
     structure,
 )
 from fedprompt.harness.planning.cost import BEGIN, Classes, Cost
-from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.folder import is_done, run_folder
@@ -124,9 +124,9 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         if name not in line:  # read under two policies, trained once
             line.append(name)
     cells = list(by_hash.values())
-    data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
-    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
-    classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
+    data, notes = _labels(cells, site)
+    tallies = tally_cells(cells, data, site.token_memory)
+    classes = [classes_of(cell, data[cell.dataset]) for cell in cells]
     keys = [_key(*counted) for counted in zip(cells, classes, tallies, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
@@ -144,8 +144,13 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         cell_plans[name] = replace(untimed, seconds=seconds)
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
     together = makespan(left, workers) + (started + overhead.start if timed else 0.0)
-    notes = tuple(known.note for known in data.values() if known.note) + busy
-    return Plan(cell_plans, lines, together, notes)
+    return Plan(cell_plans, lines, together, (*notes, *busy))
+
+
+def _labels(cells: Sequence[Cell], site: Site) -> tuple[dict[str, Dataset], list[str]]:
+    """The labels of each data set, and what is assumed about those that are not at hand."""
+    known = {name: plan_labels(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
+    return {name: dataset for name, (dataset, _) in known.items()}, [note for _, note in known.values() if note]
 
 
 def _busy(load: float, cores: int) -> tuple[str, ...]:
@@ -160,7 +165,7 @@ def _busy(load: float, cores: int) -> tuple[str, ...]:
 
 def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
     """FLOPs of every cell, by hash, counted without timing anything."""
-    data = {name: labelled(name, site.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)}
+    data, _ = _labels(cells, site)
     costs: dict[str, Cost] = {}
     flops = {}
     for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
@@ -203,7 +208,7 @@ def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     return replace(job, images=dict(Counter(job.images) + Counter(tally.images)), step=step)
 
 
-def _overhead(data: Mapping[str, Labelled]) -> Overhead:
+def _overhead(data: Iterable[str]) -> Overhead:
     """Measured on glyphs, where a suite uses them; cells of other data are so long that it does not matter."""
     embedded = next((name for name in data if name in EMBEDDED), None)
     return measure_overhead(embedded) if embedded else Overhead()

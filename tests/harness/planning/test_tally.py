@@ -7,14 +7,13 @@ from itertools import chain
 import pytest
 
 from fedprompt.backbones.weights import BackboneSpec
-from fedprompt.datasets import make_partition, parse_partition
+from fedprompt.datasets import SOURCES, make_partition, parse_partition
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.schedule import schedule, shared_splits
-from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.tally import Deal, Passes, Visitor, Workload, visitor, workload
 from fedprompt.harness.running.cell import Cell, make_cell
 
-DATA = published("cifar100")
+DATA = SOURCES["cifar100"].published()
 CASES = {
     "one stack": ("classes:s=10,clients=20", {"rounds": 3}),
     "few of many, with heads of their own": (
