@@ -1,7 +1,6 @@
 """A suite: settings, rows and seeds, and the cells that they expand to. `suite_file` reads one from TOML."""
 
 import inspect
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -139,9 +138,11 @@ class Suite:
         """Every row of any table, in the tables' order."""
         return tuple({row.key: row for setting in self.settings for row in setting.rows}.values())
 
-    def planned(self) -> tuple[Planned, ...]:
+    def planned(self, seeds: Sequence[int] | None = None) -> tuple[Planned, ...]:
         """Every entry of the tables, setting by setting, so that a table fills column by column; cells may repeat."""
-        return tuple(entry for entries in self._expanded.values() for entry in entries)
+        places = [(column, line) for column, setting in enumerate(self.settings) for line in range(len(setting.rows))]
+        by_seed = [self._expand(seed) for seed in (self.seeds if seeds is None else seeds)]
+        return tuple(entry for place in places for entries in by_seed for entry in entries[place])
 
     def keys(self) -> Iterator[Key]:
         """Of every entry, in the same order but once for all seeds; no cell is made for it."""
@@ -185,7 +186,7 @@ class Suite:
 
     def cell(self, setting: Setting, row: Row, seed: int, policy: str | None = None) -> Cell:
         """The cell of one entry, all of them the suite's own; without a policy, that of the row's first."""
-        entries = self._expanded[self.settings.index(setting), setting.rows.index(row), seed]
+        entries = self._expand(seed)[self.settings.index(setting), setting.rows.index(row)]
         return next(entry.cell for entry in entries if policy in (None, entry.policy))
 
     def only(self, keys: Sequence[str]) -> "Suite":
@@ -205,22 +206,27 @@ class Suite:
         return replace(self, settings=tuple(setting for setting in reduced if setting.rows))
 
     @cached_property
-    def _expanded(self) -> dict[tuple[int, int, int], tuple[Planned, ...]]:
-        """Entries of all policies, by the indices of setting and row, and by seed.
+    def _expanded(self) -> dict[int, dict[tuple[int, int], tuple[Planned, ...]]]:
+        return {}
+
+    def _expand(self, seed: int) -> dict[tuple[int, int], tuple[Planned, ...]]:
+        """Entries of all policies, by the indices of setting and row; made once for each seed.
 
         A cell that sweeps over draws also counts what the same one without a sweep does, and stands for it.
         """
-        entries = {
-            (column, line, seed): tuple(self._entries(setting, row, seed))
-            for column, setting in enumerate(self.settings)
-            for (line, row), seed in itertools.product(enumerate(setting.rows), self.seeds)
-        }
-        swept = (entry.cell for of_row in entries.values() for entry in of_row if entry.cell.protocol.sweep)
-        instead = {replace(cell, protocol=replace(cell.protocol, sweep=False)).hash: cell for cell in swept}
-        return {
-            place: tuple(entry._replace(cell=instead.get(entry.cell.hash, entry.cell)) for entry in of_row)
-            for place, of_row in entries.items()
-        }
+        if seed not in self._expanded:
+            entries = {
+                (column, line): tuple(self._entries(setting, row, seed))
+                for column, setting in enumerate(self.settings)
+                for line, row in enumerate(setting.rows)
+            }
+            swept = (entry.cell for of_row in entries.values() for entry in of_row if entry.cell.protocol.sweep)
+            instead = {replace(cell, protocol=replace(cell.protocol, sweep=False)).hash: cell for cell in swept}
+            self._expanded[seed] = {
+                place: tuple(entry._replace(cell=instead.get(entry.cell.hash, entry.cell)) for entry in of_row)
+                for place, of_row in entries.items()
+            }
+        return self._expanded[seed]
 
     def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:
         """One entry per policy; readings of one training share its cell, also if another row shows them."""

@@ -242,7 +242,7 @@ def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
     """The entries that show each training, or one that shares its study."""
     entries: dict[Key, list[Planned]] = {}
     studies = study_keys(suite)
-    for planned in replace(suite, seeds=suite.seeds[:1]).planned():
+    for planned in suite.planned(suite.seeds[:1]):
         setting = planned.setting
         compared = setting.kind == "ablation" and setting.reference not in ("", planned.row.key)
         if not compared:
