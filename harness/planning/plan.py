@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from fedprompt.harness.running.suite import Suite
 
 BUSY = 0.5  # processes per core that make a machine busy
 EMBEDDED = ("glyph-domains", "glyph-100")
+Pricing = Callable[[Sequence[Job], Site, int, bool], tuple[list[Price], float]]  # see `prices`
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class Plan:
         return pd.DataFrame(lines)
 
 
-def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None = None) -> Plan:
+def plan_suite(
+    suite: Suite, site: Site, workers: int = 1, flops: float | None = None, pricing: Pricing = prices
+) -> Plan:
     """Count all cells of ``suite``; time follows from ``flops`` per second and worker, or is measured here."""
     torch.set_num_threads(site.threads)  # small tensors: more threads would only wait for each other
     by_hash: dict[str, Cell] = {}
@@ -134,7 +137,7 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
     done = [is_done(run_folder(site.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
     busy = _busy(os.getloadavg()[0], os.cpu_count() or 1) if timed else ()
-    job_prices, started = prices(list(jobs.values()), site, workers, timed)
+    job_prices, started = pricing(list(jobs.values()), site, workers, timed)
     price_of = dict(zip(jobs, job_prices, strict=True))
     overhead = _overhead(data) if timed else Overhead()
     cell_plans = {}

@@ -1,7 +1,7 @@
 """What a suite costs, against counts by hand and against real runs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from fedprompt.core.text import duration
 from fedprompt.datasets import SOURCES, Dataset, make_partition, parse_partition
 from fedprompt.harness.cli import main
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
 from fedprompt.harness.planning.counting import counted
@@ -277,16 +276,16 @@ def test_finished_cells_take_no_time(tmp_path: Path) -> None:
     assert plan.frame()["finished"].tolist() == [1, 0, 0]
 
 
-def test_learning_rates_share_one_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_rates_share_one_count(tmp_path: Path) -> None:
     jobs: list[Job] = []
 
-    def spy(found: list[Job], *rest: Any) -> Any:
+    def spy(found: Sequence[Job], *rest: Any) -> Any:
         jobs.extend(found)
         return prices(found, *rest)
 
-    monkeypatch.setattr(plan_module, "prices", spy)
     lines = [{**SETTING, "params": {"fedvpt": {"lr": lr, "length": n}}} for lr, n in ((0.1, 1), (0.2, 1), (0.2, 2))]
-    plan_suite(parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines}), Site(out=tmp_path), flops=1e9)
+    suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines})
+    plan_suite(suite, Site(out=tmp_path), flops=1e9, pricing=spy)
     assert [job.params["length"] for job in jobs] == [1, 2]
 
 
@@ -299,16 +298,15 @@ def test_features_are_computed_once_unless_they_are_not_kept(weights: str, compu
     ] == [*computed]
 
 
-def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path) -> None:
     """A round: one visit of 20 clients stacked, ten images each, two steps; four evaluations of 100 test images."""
     suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "seeds": [0], "settings": [{**SETTING, "s": [5]}]})
 
-    def fixed(jobs: list[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
+    def fixed(jobs: Sequence[Job], *_: Any) -> tuple[list[Price], float]:
         lines = {"train train": PassTime(1.0, 0.01), "evaluate": PassTime(0.0, 0.001)}
         return [Price(count_passes(job), lines) for job in jobs], 7.0
 
-    monkeypatch.setattr(plan_module, "prices", fixed)
-    plan = plan_suite(suite, Site(out=tmp_path), workers=2)
+    plan = plan_suite(suite, Site(out=tmp_path), workers=2, pricing=fixed)
     (cell,) = plan.cells.values()
     assert cell.tally.images["train train"] == 2 * 20 * 10
     evaluated = cell.tally.images["evaluate"]
