@@ -81,7 +81,7 @@ class Passes:
 class Workload:
     """A schedule in passes over the clients' data, whatever a method computes in them."""
 
-    deal: "Deal"
+    deal: "PartitionSizes"
     batch_size: int
     visits: int = 0
     begun: Passes = field(default_factory=Passes)  # first batches of whatever trains: visits, adaptations, newcomers
@@ -182,8 +182,8 @@ class Visitor:
         )
 
 
-class Deal:
-    """A partition reduced to what counting needs."""
+class PartitionSizes:
+    """How many images each client and test set of a partition has."""
 
     def __init__(self, dataset: Dataset, partition: Partition, protocol: Protocol) -> None:
         self.train = np.array([len(rows) for rows in partition.train])
@@ -212,7 +212,7 @@ def tally_cells(
     cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_SITE.token_memory
 ) -> list[Tally]:
     """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
-    deals: dict[tuple[object, ...], Deal] = {}
+    deals: dict[tuple[object, ...], PartitionSizes] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     cached_features: set[tuple[object, ...]] = set()
     tallies = []
@@ -221,7 +221,9 @@ def tally_cells(
         dealt = (cell.dataset, cell.partition, cell.seed, protocol.val_fraction)
         if dealt not in deals:
             spec = parse_partition(cell.partition)
-            deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
+            deals[dealt] = PartitionSizes(
+                dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol
+            )
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
         run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
@@ -233,7 +235,7 @@ def tally_cells(
     return tallies
 
 
-def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
+def workload(visiting: Visitor, seed: int, deal: PartitionSizes) -> Workload:
     """Follow the schedule of a run; the stacks of a round and of an evaluation are counted as arrays."""
     protocol, stack = visiting.protocol, visiting.stack
     work, shared = Workload(deal, protocol.batch_size), shared_splits(deal.shared, visiting.method)
@@ -270,7 +272,9 @@ def _visitor(
     return Visitor(method, protocol, stack)
 
 
-def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached: set[tuple[object, ...]]) -> Tally:
+def _with_features(
+    tally: Tally, cell: Cell, method: Method, deal: PartitionSizes, cached: set[tuple[object, ...]]
+) -> Tally:
     """``tally`` with the frozen features that the run computes; ``cached`` are those that earlier cells have left."""
     if "features" not in method.needs:
         return tally
@@ -284,7 +288,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
 
 
-def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally:
+def _with_tokens(tally: Tally, method: Method, deal: PartitionSizes, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
     depth = method.input_depth(method.params) if "layer inputs" in method.needs else 0
     if depth == 0:

@@ -10,7 +10,7 @@ from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import SOURCES, make_partition, parse_partition
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.schedule import schedule, shared_splits
-from fedprompt.harness.planning.tally import Deal, Passes, Visitor, Workload, visitor, workload
+from fedprompt.harness.planning.tally import PartitionSizes, Passes, Visitor, Workload, visitor, workload
 from fedprompt.harness.running.cell import Cell, make_cell
 
 DATA = SOURCES["cifar100"].published()
@@ -29,7 +29,7 @@ CASES = {
 }
 
 
-def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
+def followed(visiting: Visitor, seed: int, deal: PartitionSizes) -> Counter[str]:
     """Images, steps and clients of each kind of pass, summed client by client."""
     protocol, total = visiting.protocol, Counter[str]()
 
@@ -73,7 +73,7 @@ def test_arrays_count_what_the_schedule_says(case: str) -> None:
         "fedvpt", "cifar100", partition, BackboneSpec("micro-vit", "random", 32), 1, {}, {"epochs": 2, **protocol}
     )
     dealt = make_partition(parse_partition(cell.partition), DATA, cell.seed, cell.protocol.val_fraction)
-    deal = Deal(DATA, dealt, cell.protocol)
+    deal = PartitionSizes(DATA, dealt, cell.protocol)
     visiting = visitor(cell, 100, len(deal.train))
     expected = followed(visiting, cell.seed, deal)
     assert +counts(workload(visiting, cell.seed, deal)) == +expected
