@@ -96,17 +96,14 @@ lint: setup  ## ruff, and the import contract
 	"$(BIN)/python" -m ruff format --check .
 	"$(BIN)/lint-imports" --no-logo --no-cache
 
-# Neither mypy nor mkdocs follows setuptools' package-dir: both read the five folders through links with their import names.
-.PHONY: links
-links:
-	@rm -rf build/typecheck && mkdir -p build/typecheck/fedprompt
-	@for name in core backbones datasets methods harness; do ln -sfn "$(CURDIR)/$$name" build/typecheck/fedprompt/$$name; done
+typecheck: setup  ## mypy --strict
+	"$(BIN)/python" tools/typecheck.py
 
-typecheck: setup links  ## mypy --strict
-	"$(BIN)/python" -m mypy
-
-docs: setup links  ## the documentation as a site in build/site; warnings are errors
+# mkdocs does not follow setuptools' package-dir: it reads the folders through links with their import names.
+docs: setup  ## the documentation as a site in build/site; warnings are errors
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@rm -rf build/links && mkdir -p build/links/fedprompt
+	@for name in core backbones datasets methods harness; do ln -sfn "$(CURDIR)/$$name" build/links/fedprompt/$$name; done
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
 	"$(BIN)/python" tools/published.py pages build/site/reference
 

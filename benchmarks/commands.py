@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -35,24 +35,7 @@ COMMANDS = (
 )
 
 
-def compare_commands(out: Path, commands: tuple[Command, ...] = COMMANDS) -> Iterator[Line]:
-    """One line per command; that of `report embedded` only if ``out`` has all runs of the suite."""
-    database = out.resolve() / "mlflow.db"
-    if database.exists():
-        report = ("report", "embedded", "--tracking-uri", f"sqlite:///{database}")
-        commands = (*commands, Command(report, 10.0, must_say=COMPLETE))
-    imports = median(_timed(IMPORTS)[0] for _ in range(3))
-    for arguments, aim, over_imports, must_say in track(commands, "commands"):
-        seconds, said = _timed((*FEDPROMPT, *arguments))
-        if must_say.search(said):
-            work = f"`fedprompt {' '.join(arguments[:2])}`, CPU time"
-            if over_imports:
-                yield Line(f"{work} over that of importing torch and timm", seconds / imports, aim)
-            else:
-                yield Line(f"{work} in seconds", seconds, aim)
-
-
-def _timed(arguments: tuple[str, ...]) -> tuple[float, str]:
+def timed(arguments: tuple[str, ...]) -> tuple[float, str]:
     """CPU seconds of a Python process in an empty folder, with what it starts and waits for; and what it prints."""
     import resource  # of Unix
 
@@ -73,3 +56,24 @@ def _timed(arguments: tuple[str, ...]) -> tuple[float, str]:
         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise UserError(f"{' '.join(arguments)} cannot be timed, because it fails: {reason}")
     return spent() - before, done.stdout
+
+
+def compare_commands(
+    out: Path,
+    commands: tuple[Command, ...] = COMMANDS,
+    time: Callable[[tuple[str, ...]], tuple[float, str]] = timed,
+) -> Iterator[Line]:
+    """One line per command; that of `report embedded` only if ``out`` has all runs of the suite."""
+    database = out.resolve() / "mlflow.db"
+    if database.exists():
+        report = ("report", "embedded", "--tracking-uri", f"sqlite:///{database}")
+        commands = (*commands, Command(report, 10.0, must_say=COMPLETE))
+    imports = median(time(IMPORTS)[0] for _ in range(3))
+    for arguments, aim, over_imports, must_say in track(commands, "commands"):
+        seconds, said = time((*FEDPROMPT, *arguments))
+        if must_say.search(said):
+            work = f"`fedprompt {' '.join(arguments[:2])}`, CPU time"
+            if over_imports:
+                yield Line(f"{work} over that of importing torch and timm", seconds / imports, aim)
+            else:
+                yield Line(f"{work} in seconds", seconds, aim)

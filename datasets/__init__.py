@@ -25,6 +25,7 @@ from fedprompt.datasets._registry import (
     load_dataset,
     load_labels,
     name_folder,
+    plan_labels,
     prepare,
     short_name,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "make_partition",
     "name_folder",
     "parse_partition",
+    "plan_labels",
     "plot_partition",
     "prepare",
     "resize_rows",

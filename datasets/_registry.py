@@ -150,6 +150,22 @@ def load_labels(name: str, root: Path | None = None) -> Dataset:
     )
 
 
+def plan_labels(name: str, root: Path | None = None) -> tuple[Dataset, str]:
+    """Labels to make a partition of, and what is assumed about them: nothing where they are the real ones.
+
+    Where a public data set is not at hand, its published sizes count. None is prepared for it, and no image decoded.
+    """
+    try:
+        return load_labels(name, root), ""
+    except MissingDataError:
+        if name not in SOURCES:
+            raise
+    source = SOURCES[name]
+    if not source.sizes:
+        raise UserError(f"{name} is not prepared, so its sizes are unknown; run: fedprompt prepare {name} --root DIR")
+    return source.published(), f"{name} is not at hand: {source.sizes_note}"
+
+
 def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Preparation:
     """Check or fetch the files of a data set and write its store, unless it was made from the same files.
 

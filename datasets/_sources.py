@@ -9,6 +9,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import _layouts
+from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._download import Download, fetch, unpack
 from fedprompt.datasets._listing import Listing, MissingDataError
 
@@ -31,6 +32,8 @@ class Source:
     home: str = ""  # the maintainers' page
     domains: tuple[str, ...] = ("all",)
     folder: str = ""  # for downloads, below the root; empty: the data set's name (two data sets may share their files)
+    sizes: tuple[tuple[int, int], ...] = ()  # (train, test) images of each domain as published, to plan without files
+    sizes_note: str = ""  # the same in words, with what is assumed
 
     def find(self, root: Path) -> Path:
         """The folder with the files: the root, or one below it with the data set's name."""
@@ -70,6 +73,20 @@ class Source:
                 f"{self.name}: {folder} has {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
             )
         return listing
+
+    def published(self) -> Dataset:
+        """A data set of the published sizes, dealt to the classes evenly, without images."""
+        parts = [(domain, test, count) for domain, sizes in enumerate(self.sizes) for test, count in enumerate(sizes)]
+        return Dataset(
+            self.name,
+            images=np.empty((sum(map(sum, self.sizes)), 3, 0, 0), np.uint8),
+            labels=np.concatenate([np.arange(count) % self.classes for _, _, count in parts]),
+            domains=np.concatenate([np.full(count, domain) for domain, _, count in parts]),
+            is_test=np.concatenate([np.full(count, bool(test)) for _, test, count in parts]),
+            class_names=tuple(map(str, range(self.classes))),
+            domain_names=self.domains,
+            checksum="",
+        )
 
 
 def _below(file: Path, folder: Path) -> bool:
@@ -116,10 +133,12 @@ def _domainnet_downloads() -> tuple[Download, ...]:
     return tuple(Download(address(file), md5) for file, md5 in lines)
 
 
-def _domainnet(name: str, subsample: str) -> Source:
+def _domainnet(name: str, subsample: str, sizes: tuple[int, int], known: str, assumed: str = "") -> Source:
     return Source(
         name,
         classes=10,
+        sizes=(sizes,) * 6,
+        sizes_note=f"the paper's 1,830 {known} per domain; classes of equal size {assumed}are assumed",
         list_files=partial(_layouts.domainnet, subsample=subsample),
         layout="<domain>.zip or <domain>/ with <domain>_train.txt and <domain>_test.txt of all six domains",
         markers=tuple(f"{domain}{end}" for domain in _layouts.DOMAINNET_DOMAINS for end in ("", ".zip")),
@@ -138,6 +157,8 @@ def _cifar(
     return Source(
         f"cifar{classes}",
         classes=classes,
+        sizes=((50_000, 10_000),),
+        sizes_note=f"{50_000 // classes:,} train and {10_000 // classes:,} test images per class",
         list_files=partial(_layouts.cifar, batches=batches, label=label, names=names),
         layout=f"{folder}/, or train/<class>/* and test/<class>/*",
         markers=(names[0], "train/apple" if classes == 100 else "train/airplane"),
@@ -158,11 +179,13 @@ _LIST = (
     _cifar(
         100, "eb9058c3a382ffc7106e4002c42a8d85", (("train",), ("test",)), "fine_labels", ("meta", "fine_label_names")
     ),
-    _domainnet("domainnet", "train"),
-    _domainnet("domainnet-total", "total"),
+    _domainnet("domainnet", "train", (1830, 780), "train images", "and 780 test images (70 : 30) "),
+    _domainnet("domainnet-total", "total", (1460, 370), "images"),
     Source(
         "office-caltech10",
         classes=10,
+        sizes=((766, 192), (898, 225), (126, 31), (236, 59)),
+        sizes_note="958, 1,123, 157 and 295 images per domain; a fifth of them test, classes of equal size are assumed",
         list_files=partial(_layouts.domain_tree, domains=_layouts.OFFICE_DOMAINS, name="office-caltech10"),
         layout="the folders amazon, caltech, dslr and webcam with <class>/*",
         markers=_layouts.OFFICE_DOMAINS,
@@ -172,6 +195,9 @@ _LIST = (
     Source(
         "pacs",
         classes=7,
+        sizes=((1840, 208), (2107, 237), (1499, 171), (3534, 395)),
+        sizes_note="2,048, 2,344, 1,670 and 3,929 images per domain; a tenth of them test, "
+        "classes of equal size are assumed",
         list_files=_layouts.pacs,
         layout="art_painting/, cartoon/, photo/ and sketch/ with <class>/*, and the official *_kfold.txt lists",
         markers=("art_painting", "kfold/art_painting"),
@@ -182,6 +208,8 @@ _LIST = (
     Source(
         "tiny-imagenet",
         classes=200,
+        sizes=((100_000, 10_000),),
+        sizes_note="500 train and 50 test images per class",
         list_files=_layouts.tiny_imagenet,
         layout="tiny-imagenet-200/",
         markers=("wnids.txt", "words.txt"),
@@ -218,6 +246,8 @@ _LIST = (
     Source(
         "flowers102",
         classes=102,
+        sizes=((2_040, 6_149),),
+        sizes_note="2,040 train and 6,149 test images; classes of equal size are assumed",
         list_files=_layouts.flowers102,
         layout="jpg/, imagelabels.mat and setid.mat",
         markers=("imagelabels.mat", "setid.mat", "jpg"),
@@ -232,6 +262,8 @@ _LIST = (
     Source(
         "oxford-pets",
         classes=37,
+        sizes=((3_680, 3_669),),
+        sizes_note="3,680 train and 3,669 test images; classes of equal size are assumed",
         list_files=_layouts.oxford_pets,
         layout="images/ and annotations/",
         markers=("annotations/trainval.txt", "annotations/test.txt"),
@@ -245,6 +277,8 @@ _LIST = (
     Source(
         "food101",
         classes=101,
+        sizes=((75_750, 25_250),),
+        sizes_note="750 train and 250 test images per class",
         list_files=_layouts.food101,
         layout="food-101/ with images/ and meta/",
         markers=("meta/train.json", "meta/test.json"),
@@ -259,6 +293,8 @@ _LIST = (
     Source(
         "caltech101",
         classes=100,
+        sizes=((6_594, 1_648),),
+        sizes_note="8,242 images, a fifth of them test; classes of equal size are assumed",
         list_files=_layouts.caltech101,
         layout="101_ObjectCategories/",
         markers=("101_ObjectCategories",),
@@ -275,6 +311,8 @@ _LIST = (
     Source(
         "dtd",
         classes=47,
+        sizes=((3_760, 1_880),),
+        sizes_note="80 train and 40 test images per class",
         list_files=_layouts.dtd,
         layout="dtd/ with images/ and labels/",
         markers=("labels/train1.txt", "labels/test1.txt"),

@@ -39,9 +39,14 @@ ENTRY = ["kind", "setting", "policy"]  # of a column; with `row` of a number
 
 def answers(folder: Path) -> str:
     """Markdown from the files of a published run."""
-    numbers, accuracies = pd.read_csv(folder / "tables.csv"), client_accuracies(folder)
-    blocks = [_incomplete(numbers), collapses(folder), *_parts(accuracies), *_prompts(numbers)]
-    blocks += _orders(accuracies, numbers)
+    numbers, runs = pd.read_csv(folder / "tables.csv"), pd.read_csv(folder / "cells.csv")
+    return sentences(numbers, runs, client_accuracies(folder), load_papers(Path()).get("vit"))
+
+
+def sentences(numbers: pd.DataFrame, runs: pd.DataFrame, accuracies: pd.DataFrame, paper: Paper | None) -> str:
+    """Markdown from tables.csv, cells.csv, the clients' accuracies and the paper whose order is compared."""
+    blocks = [_incomplete(numbers), collapses(runs), *_parts(accuracies), *_prompts(numbers)]
+    blocks += _orders(accuracies, numbers, paper)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -59,9 +64,8 @@ def _incomplete(numbers: pd.DataFrame) -> str:
     return f"**Incomplete:** {missing} of {len(numbers)} numbers lack seeds." if missing else ""
 
 
-def collapses(folder: Path) -> str:
-    """How many runs ended far below no prompt, by setting."""
-    cells = pd.read_csv(folder / "cells.csv")
+def collapses(cells: pd.DataFrame) -> str:
+    """How many runs of cells.csv ended far below no prompt, by setting."""
     runs = with_collapse(cells[cells["status"] == "finished"])
     low = runs[runs["collapsed"]].drop_duplicates("cell")
     places = low["setting"] + low["kind"].map(lambda kind: ", unseen clients" * (kind == "unseen"))
@@ -183,9 +187,8 @@ def _gains(column: pd.DataFrame) -> str:
 # -- our order against the paper's -----------------------------------------------------------------------------------
 
 
-def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
+def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame, paper: Paper | None) -> Iterator[str]:
     """Kendall's tau between our order of methods and the printed one, by setting and policy."""
-    paper = load_papers(Path()).get("vit")
     main = accuracies[(accuracies["kind"] == "heterogeneity") & (accuracies["samples"] == 0)]
     if paper is None or main.empty:
         return

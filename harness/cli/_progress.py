@@ -3,7 +3,8 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -35,14 +36,17 @@ class CellBars:
         cells: "Sequence[Cell]",
         finished: Collection[str],
         names: Mapping[str, str],
-        flops: Mapping[str, float],
+        count: Callable[[], Mapping[str, float]],
     ) -> None:
-        """``finished`` has the hashes of cells that ended before, ``names`` labels that differ from the cells' own."""
+        """``finished`` has the hashes of cells that ended before, ``names`` labels that differ from the cells' own.
+
+        ``count`` gives the FLOPs of the cells, which the remaining time is weighed by.
+        """
         self._bars = bars
         unfinished = {cell.hash: cell for cell in cells if cell.hash not in finished}
         self._labels = {cell.hash: names.get(cell.hash, cell.label) for cell in cells}
         self._unfinished = frozenset(unfinished)
-        self._remaining, self._begun = Remaining(unfinished, flops), monotonic()
+        self._remaining, self._begun = Remaining(unfinished, count), monotonic()
         self._ended, self._total = len(finished), len(cells)
         self._all_cells = bars.add_task("cells", total=len(cells), completed=len(finished), until=None)
         self._running: dict[str, TaskID] = {}  # by hash, which is also the name of the run folder
@@ -119,10 +123,10 @@ def run_and_record(
     cells = [cell for cell in cells if cell.hash not in without_data]
     variants = suite.variants() if suite else {}
     names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
-    flops = _flops([cell for cell in cells if cell.hash not in finished], environment)
+    count = partial(_flops, [cell for cell in cells if cell.hash not in finished], environment)
     with progress() as bars:
         observers: list[Observer] = [
-            CellBars(bars, cells, finished, names, flops),
+            CellBars(bars, cells, finished, names, count),
             Tracker(tracking_uri(args), environment.out, suite.name if suite else "", restart, variants),
         ]
         outcomes = run_cells(

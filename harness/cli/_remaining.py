@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,24 +22,32 @@ class Remaining:
     """
 
     def __init__(
-        self, cells: "Mapping[str, Cell]", flops: Mapping[str, float], now: Callable[[], float] = monotonic
+        self,
+        cells: "Mapping[str, Cell]",
+        count: Callable[[], Mapping[str, float]],
+        now: Callable[[], float] = monotonic,
     ) -> None:
-        """Both by the cells' hashes; finished cells are not among them."""
-        self._cells, self._now, self._begun = cells, now, now()
-        self._flops = {key: max(1.0, float(flops.get(key, 1.0))) for key in cells}
+        """``cells`` that are not finished and what counts their FLOPs, both by hash; asked in the first round."""
+        self._cells, self._count, self._now, self._begun = cells, count, now, now()
         self._last: dict[str, tuple[float, int]] = {}  # when each running cell reported, and which round
         self._left = dict.fromkeys(cells, 1.0)  # of each cell, from 1 to 0
         self._done: dict[str, float] = defaultdict(float)  # of each cell, in this session
         self._seconds: dict[str, float] = defaultdict(float)  # of each method, between rounds,
         self._counted: dict[str, float] = defaultdict(float)  # and its FLOPs in them
 
+    @cached_property
+    def _flops(self) -> dict[str, float]:
+        counted = self._count()
+        return {key: max(1.0, float(counted.get(key, 1.0))) for key in self._cells}
+
     def round(self, progress: "RoundProgress") -> None:
+        flops = self._flops  # before the clock is read: counting takes time, too
         key, now, method = progress.cell, self._now(), self._cells[progress.cell].method
         then, number = self._last.get(key, (now, progress.round - 1))  # a resumed cell begins with a later round
         share = (progress.round - number) / progress.rounds
         if key in self._last:
             self._seconds[method] += now - then
-            self._counted[method] += self._flops[key] * share
+            self._counted[method] += flops[key] * share
         self._done[key] += share
         self._left[key] = 1 - progress.round / progress.rounds
         self._last[key] = now, progress.round
@@ -50,6 +59,8 @@ class Remaining:
     @property
     def seconds(self) -> float | None:
         """None until a hundredth of the FLOPs are done: cheap cells, which come first, tell nothing of the others."""
+        if not self._done:
+            return None
         if sum(share * self._flops[key] for key, share in self._done.items()) < ENOUGH * sum(self._flops.values()):
             return None
         counted = sum(self._counted.values())

@@ -20,6 +20,7 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
     Round,
+    draw_cohorts,
     in_stacks,
     schedule,
     select,
@@ -103,7 +104,8 @@ class Federation:
 
     def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
         """The rounds that follow round ``after``."""
-        rounds = schedule(self.protocol, self.seed, self.members, unseen, self.stack, self.shared_splits)
+        cohorts = draw_cohorts(self.protocol, self.seed, self.members)
+        rounds = schedule(self.protocol, cohorts, self.members, unseen, self.stack, self.shared_splits)
         return (scheduled for scheduled in rounds if scheduled.number > after)
 
     def cohort(self, round_: int) -> Clients:

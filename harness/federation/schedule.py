@@ -3,7 +3,7 @@
 `run_cell` carries it out, `fedprompt plan` counts it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,14 +34,31 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Clients to be evaluated on their own ``split``, in the stacks and groups that share their passes."""
+    """Clients to be evaluated on their own ``split``."""
 
     policy: str  # of the head in this reading
     split: SplitName
-    stacks: tuple[tuple[Group, ...], ...]
+    clients: Sequence[int]
+    participants: Collection[int]  # who has taken part so far
+    adaptation: AdaptationEpochs
+    stack: int  # clients that share a pass
     sweep: bool = False  # also count the predictions of other numbers of draws
     shared: tuple[SplitName, ...] = ()  # test sets that they are evaluated on as well, in the same state
     unseen: bool = False  # clients kept out of all rounds, which begin with what `UnseenClients.unseen_download` sends
+
+    @property
+    def stacks(self) -> Iterator[tuple[Group, ...]]:
+        """The clients that share a pass, split by how long they train their heads first."""
+        for stacked in in_stacks(self.clients, self.stack):
+            by_epochs: dict[int, list[int]] = {}
+            for client in stacked:
+                by_epochs.setdefault(self._epochs(client), []).append(client)
+            yield tuple(Group(tuple(group), epochs) for epochs, group in by_epochs.items())
+
+    def _epochs(self, client: int) -> int:
+        if self.unseen:
+            return self.adaptation.unseen
+        return self.adaptation.participant if client in self.participants else self.adaptation.never_sampled
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Round:
 
 def schedule(
     protocol: Protocol,
-    seed: int,
+    cohorts: Iterable[Clients],
     members: Sequence[int],
     unseen: Sequence[int],
     stack: int,
@@ -65,16 +82,20 @@ def schedule(
     The test sets that all clients have in common, ``shared``, are evaluated in reported rounds.
     """
     participants: set[int] = set()
-    for number in range(1, protocol.rounds + 1):
-        cohort = select(protocol, seed, members, number)
+    for number, cohort in enumerate(cohorts, start=1):
         participants.update(cohort)
         evaluations: list[Evaluation] = []
         if protocol.evaluated(number):
             also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
-            evaluations += evaluations_now(protocol, number, members, participants, stack, shared=also)
-        if unseen and number == protocol.rounds:
+            evaluations += evaluations_now(protocol, number, members, frozenset(participants), stack, shared=also)
+        if len(unseen) and number == protocol.rounds:
             evaluations += unseen_evaluations(protocol, unseen, stack)
         yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
+
+
+def draw_cohorts(protocol: Protocol, seed: int, members: Sequence[int]) -> Iterator[Clients]:
+    """Who takes part in each round: the same for every method with this seed."""
+    return (select(protocol, seed, members, number) for number in range(1, protocol.rounds + 1))
 
 
 def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -> Clients:
@@ -108,37 +129,23 @@ def evaluations_now(
 ) -> list[Evaluation]:
     """Every reading of ``clients`` after ``round_``, of whom ``participants`` have taken part so far."""
     split, sweep = split or protocol.evaluated_split, protocol.swept(round_)
-    epochs = {policy: adaptation_epochs(protocol, policy) for policy in readings(protocol)}
     return [
-        Evaluation(policy, split, _groups(clients, participants, stack, adaptation), sweep, shared)
-        for policy, adaptation in epochs.items()
+        Evaluation(
+            policy, split, clients, participants, adaptation_epochs(protocol, policy), stack, sweep=sweep, shared=shared
+        )
+        for policy in readings(protocol)
     ]
-
-
-def _groups(
-    clients: Sequence[int], participants: Collection[int], stack: int, adaptation: AdaptationEpochs
-) -> tuple[tuple[Group, ...], ...]:
-    """Each stack of ``clients``, split by how long they train their heads first."""
-    stacks = []
-    for stacked in in_stacks(clients, stack):
-        by_epochs: dict[int, list[int]] = {}
-        for client in stacked:
-            epochs = adaptation.participant if client in participants else adaptation.never_sampled
-            by_epochs.setdefault(epochs, []).append(client)
-        stacks.append(tuple(Group(tuple(group), epochs) for epochs, group in by_epochs.items()))
-    return tuple(stacks)
 
 
 def unseen_evaluations(
     protocol: Protocol, clients: Sequence[int], stack: int, split: SplitName | None = None
 ) -> list[Evaluation]:
     """Every reading of clients that were kept out of all rounds."""
-    evaluations = []
-    for policy in readings(protocol):
-        epochs = adaptation_epochs(protocol, policy).unseen
-        stacks = tuple((Group(stacked, epochs),) for stacked in in_stacks(clients, stack))
-        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, unseen=True))
-    return evaluations
+    split = split or protocol.evaluated_split
+    return [
+        Evaluation(policy, split, clients, (), adaptation_epochs(protocol, policy), stack, unseen=True)
+        for policy in readings(protocol)
+    ]
 
 
 def adaptation_epochs(protocol: Protocol, policy: str) -> AdaptationEpochs:

@@ -90,31 +90,33 @@ class Overhead:
     round: float = 0.0
 
 
-def prices(jobs: Sequence[Job], environment: RunEnvironment, workers: int, timed: bool) -> tuple[list[Price], float]:
-    """Count every job and, if wanted, time it; also the seconds that the workers took to start."""
+def prices(
+    jobs: Sequence[Job], environment: RunEnvironment, workers: int, timed: bool, budget: float = BUDGET
+) -> tuple[list[Price], float]:
+    """Count every job and, if wanted, time all within ``budget`` seconds; also how long the workers took to start."""
     costs = [count_passes(job) for job in track(jobs, "counting FLOPs")]
     if not timed:
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
-        return _timed(map, jobs, costs, environment, workers), 0.0
+        return _timed(map, jobs, costs, environment, workers * budget), 0.0
     with ProcessPoolExecutor(workers, worker_context(), _plugins, (environment.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
-        return _timed(pool.map, jobs, costs, environment, workers), started
+        return _timed(pool.map, jobs, costs, environment, workers * budget), started
 
 
 def _timed(
-    run: Any, jobs: Sequence[Job], costs: Sequence[Cost], environment: RunEnvironment, workers: int
+    run: Any, jobs: Sequence[Job], costs: Sequence[Cost], environment: RunEnvironment, budget: float
 ) -> list[Price]:
-    """Jobs of one family are timed as one; their seconds per image follow the FLOPs."""
+    """Jobs of one family are timed as one, all within ``budget``; their seconds per image follow the FLOPs."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
         families.setdefault((job.family, tuple(sorted(job.images))), []).append(index)
     dearest = [max(members, key=lambda index: sum(costs[index].flops.values())) for members in families.values()]
     needs = [sum(costs[index].flops.values()) * math.prod(jobs[index].step) / costs[index].images for index in dearest]
     # Half of the time is shared equally, for small passes are slow beyond their FLOPs.
-    shares = [BUDGET * workers * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
+    shares = [budget * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
     arguments = (
         [jobs[index] for index in dearest],
         [costs[index] for index in dearest],

@@ -211,23 +211,3 @@ def meta_method(
     task = Task(names, torch.ones(clients, len(names), dtype=torch.int64), owner, head_input=head_input)
     built: Any = build(cls.Params, params, name)
     return cls(built, backbone, task)
-
-
-def markdown(backbone: FrozenViT, names: Sequence[str], classes: int = 100, batch_size: int = 64) -> str:
-    """A table of what an image costs with each of these methods as it is by default."""
-    lines = [
-        "| method | GFLOPs in training | in evaluation | once per run | activations, MB | floats down | floats up |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name in names:
-        method = meta_method(name, backbone, classes)
-        spent = cost(method, 1, batch_size, ("evaluate", "features"))
-        flops = (spent.train_flops, spent.flops["evaluate"], spent.flops["features"])
-        cells = [f"{n / spent.images / 1e9:.4g}" for n in flops] + [f"{spent.saved_bytes / spent.images / 1e6:.4g}"]
-        payload = [f"{spent.floats_down:,}", f"{spent.floats_up:,}"]
-        lines.append("| " + " | ".join([registry().title(name), *cells, *payload]) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown(meta_backbone(), registry().names(FrozenViT.offers)))

@@ -9,13 +9,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 import torch
 
+from fedprompt.datasets import Dataset, plan_labels
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.planning.calibration import (
     Job,
@@ -27,7 +28,6 @@ from fedprompt.harness.planning.calibration import (
     structure,
 )
 from fedprompt.harness.planning.cost import BEGIN, Classes, Cost
-from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.environment import RunEnvironment
@@ -36,6 +36,7 @@ from fedprompt.harness.running.suite import Suite
 
 BUSY = 0.5  # processes per core that make a machine busy
 EMBEDDED = ("glyph-domains", "glyph-100")
+Pricing = Callable[[Sequence[Job], RunEnvironment, int, bool], tuple[list[Price], float]]  # see `prices`
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class Plan:
         return pd.DataFrame(lines)
 
 
-def plan_suite(suite: Suite, environment: RunEnvironment, workers: int = 1, flops: float | None = None) -> Plan:
+def plan_suite(
+    suite: Suite, environment: RunEnvironment, workers: int = 1, flops: float | None = None, pricing: Pricing = prices
+) -> Plan:
     """Count all cells of ``suite``; time follows from ``flops`` per second and worker, or is measured here."""
     torch.set_num_threads(environment.threads)  # small tensors: more threads would only wait for each other
     by_hash: dict[str, Cell] = {}
@@ -124,9 +127,9 @@ def plan_suite(suite: Suite, environment: RunEnvironment, workers: int = 1, flop
         if name not in line:  # read under two policies, trained once
             line.append(name)
     cells = list(by_hash.values())
-    data = {name: labelled(name, environment.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
-    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, environment.token_memory)
-    classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
+    data, notes = _labels(cells, environment)
+    tallies = tally_cells(cells, data, environment.token_memory)
+    classes = [classes_of(cell, data[cell.dataset]) for cell in cells]
     keys = [_key(*counted) for counted in zip(cells, classes, tallies, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
@@ -134,7 +137,7 @@ def plan_suite(suite: Suite, environment: RunEnvironment, workers: int = 1, flop
     done = [is_done(run_folder(environment.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
     busy = _busy(os.getloadavg()[0], os.cpu_count() or 1) if timed else ()
-    job_prices, started = prices(list(jobs.values()), environment, workers, timed)
+    job_prices, started = pricing(list(jobs.values()), environment, workers, timed)
     price_of = dict(zip(jobs, job_prices, strict=True))
     overhead = _overhead(data) if timed else Overhead()
     cell_plans = {}
@@ -144,8 +147,13 @@ def plan_suite(suite: Suite, environment: RunEnvironment, workers: int = 1, flop
         cell_plans[name] = replace(untimed, seconds=seconds)
     left = [cell_plan.seconds for cell_plan in cell_plans.values() if not cell_plan.finished]
     together = makespan(left, workers) + (started + overhead.start if timed else 0.0)
-    notes = tuple(known.note for known in data.values() if known.note) + busy
-    return Plan(cell_plans, lines, together, notes)
+    return Plan(cell_plans, lines, together, (*notes, *busy))
+
+
+def _labels(cells: Sequence[Cell], environment: RunEnvironment) -> tuple[dict[str, Dataset], list[str]]:
+    """The labels of each data set, and what is assumed about those that are not at hand."""
+    known = {name: plan_labels(name, environment.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
+    return {name: dataset for name, (dataset, _) in known.items()}, [note for _, note in known.values() if note]
 
 
 def _busy(load: float, cores: int) -> tuple[str, ...]:
@@ -160,9 +168,7 @@ def _busy(load: float, cores: int) -> tuple[str, ...]:
 
 def count_flops(cells: Sequence[Cell], environment: RunEnvironment) -> dict[str, int]:
     """FLOPs of every cell, by hash, counted without timing anything."""
-    data = {
-        name: labelled(name, environment.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)
-    }
+    data, _ = _labels(cells, environment)
     costs: dict[str, Cost] = {}
     flops = {}
     for cell, tally in zip(cells, tally_cells(cells, data), strict=True):
@@ -205,7 +211,7 @@ def _joined(job: Job | None, cell: Cell, classes: Classes, tally: Tally) -> Job:
     return replace(job, images=dict(Counter(job.images) + Counter(tally.images)), step=step)
 
 
-def _overhead(data: Mapping[str, Labelled]) -> Overhead:
+def _overhead(data: Iterable[str]) -> Overhead:
     """Measured on glyphs, where a suite uses them; cells of other data are so long that it does not matter."""
     embedded = next((name for name in data if name in EMBEDDED), None)
     return measure_overhead(embedded) if embedded else Overhead()

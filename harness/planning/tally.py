@@ -20,14 +20,12 @@ from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
 from fedprompt.harness.federation.schedule import (
-    AdaptationEpochs,
+    Clients,
     Evaluation,
-    adaptation_epochs,
-    evaluations_now,
+    draw_cohorts,
     held_stages,
-    select,
+    schedule,
     shared_splits,
-    unseen_evaluations,
 )
 from fedprompt.harness.federation.stacking import auto_stack
 from fedprompt.harness.planning.cost import (
@@ -84,7 +82,7 @@ class Passes:
 class Workload:
     """A schedule in passes over the clients' data, whatever a method computes in them."""
 
-    deal: "Deal"
+    deal: "PartitionSizes"
     batch_size: int
     visits: int = 0
     begun: Passes = field(default_factory=Passes)  # first batches of all that trains
@@ -114,15 +112,16 @@ class Workload:
         self.visits += len(cohort)
         self.took_part[cohort] = True
 
-    def add_evaluation(self, evaluation: Evaluation, adaptation: AdaptationEpochs, stack: int) -> None:
+    def add_evaluation(self, evaluation: Evaluation) -> None:
         """One reading of the members, or of unseen clients; a stack is split by how long its clients adapt."""
-        clients = self.deal.unseen if evaluation.unseen else self.deal.members
+        clients, adaptation = self.deal.members, evaluation.adaptation
         epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.never_sampled)
         if evaluation.unseen:
-            epochs[:] = adaptation.unseen
+            clients = self.deal.unseen
+            epochs = np.full(len(clients), adaptation.unseen)
         for length in np.unique(epochs).tolist():
             places = np.flatnonzero(epochs == length)
-            starts = np.flatnonzero(np.diff(places // stack, prepend=-1))
+            starts = np.flatnonzero(np.diff(places // evaluation.stack, prepend=-1))
             self._add_group(evaluation, clients[places], starts, length)
 
     def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
@@ -184,16 +183,16 @@ class Visitor:
         )
 
 
-class Deal:
-    """A partition reduced to what counting needs."""
+class PartitionSizes:
+    """How many images each client and test set of a partition has."""
 
     def __init__(self, dataset: Dataset, partition: Partition, protocol: Protocol) -> None:
         self.train = np.array([len(rows) for rows in partition.train])
         self.test = np.array([len(rows) for rows in getattr(partition, protocol.evaluated_split)])
         self.shared = {name: len(rows) for name, rows in partition.shared.items()}
-        self.unseen = np.array(partition.unseen, np.int64)
-        self.members = np.setdiff1d(np.arange(partition.num_clients), self.unseen)
-        self._cohorts: dict[tuple[int, float], list[np.ndarray]] = {}
+        self.unseen: Any = np.array(partition.unseen, np.int64)  # arrays, which a schedule takes as sequences
+        self.members: Any = np.setdiff1d(np.arange(partition.num_clients), self.unseen)
+        self._cohorts: dict[tuple[int, float], list[Clients]] = {}
         needed = np.zeros(len(dataset.labels), bool)
         needed[partition.all_rows] = True
         self.image_count = int(needed.sum())
@@ -202,13 +201,11 @@ class Deal:
         self.feature_count = int(needed.sum())
         self.feature_key = hashlib.sha256(needed.tobytes()).hexdigest()
 
-    def cohorts(self, protocol: Protocol, seed: int) -> list[np.ndarray]:
+    def cohorts(self, protocol: Protocol, seed: int) -> list[Clients]:
         """Who takes part in each round, drawn once for all methods."""
         drawn = protocol.rounds, protocol.participation
         if drawn not in self._cohorts:
-            members: Any = self.members  # `select` turns a tuple into an array in every round
-            rounds = range(1, protocol.rounds + 1)
-            self._cohorts[drawn] = [np.array(select(protocol, seed, members, number)) for number in rounds]
+            self._cohorts[drawn] = list(draw_cohorts(protocol, seed, self.members))
         return self._cohorts[drawn]
 
 
@@ -216,7 +213,7 @@ def tally_cells(
     cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_ENVIRONMENT.token_memory
 ) -> list[Tally]:
     """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
-    deals: dict[tuple[object, ...], Deal] = {}
+    deals: dict[tuple[object, ...], PartitionSizes] = {}
     workloads: dict[tuple[object, ...], Workload] = {}
     cached_features: set[tuple[object, ...]] = set()
     tallies = []
@@ -225,7 +222,9 @@ def tally_cells(
         dealt = (cell.dataset, cell.partition, cell.seed, protocol.val_fraction)
         if dealt not in deals:
             spec = parse_partition(cell.partition)
-            deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
+            deals[dealt] = PartitionSizes(
+                dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol
+            )
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
         run = (dealt, protocol, visiting.stack, hooks.is_open_vocabulary(type(visiting.method)))
@@ -237,21 +236,14 @@ def tally_cells(
     return tallies
 
 
-def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
-    """Follow a run round by round: `schedule`, with the stacks of each evaluation counted as arrays."""
+def workload(visiting: Visitor, seed: int, deal: PartitionSizes) -> Workload:
+    """Follow the schedule of a run; the stacks of a round and of an evaluation are counted as arrays."""
     protocol, stack = visiting.protocol, visiting.stack
-    work = Workload(deal, protocol.batch_size)
-    shared = shared_splits(deal.shared, visiting.method)
-    for number, cohort in enumerate(deal.cohorts(protocol, seed), start=1):
-        work.add_visits(cohort, stack)
-        evaluations: list[Evaluation] = []  # of nobody: who is evaluated, the deal knows
-        if protocol.evaluated(number):
-            also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
-            evaluations += evaluations_now(protocol, number, (), (), stack, shared=also)
-        if len(deal.unseen) and number == protocol.rounds:
-            evaluations += unseen_evaluations(protocol, (), stack)
-        for evaluation in evaluations:
-            work.add_evaluation(evaluation, adaptation_epochs(protocol, evaluation.policy), stack)
+    work, shared = Workload(deal, protocol.batch_size), shared_splits(deal.shared, visiting.method)
+    for scheduled in schedule(protocol, deal.cohorts(protocol, seed), deal.members, deal.unseen, stack, shared):
+        work.add_visits(np.array(scheduled.cohort), stack)
+        for evaluation in scheduled.evaluations:
+            work.add_evaluation(evaluation)
     return work
 
 
@@ -281,7 +273,9 @@ def _visitor(
     return Visitor(method, protocol, stack)
 
 
-def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached: set[tuple[object, ...]]) -> Tally:
+def _with_features(
+    tally: Tally, cell: Cell, method: Method, deal: PartitionSizes, cached: set[tuple[object, ...]]
+) -> Tally:
     """``tally`` with the frozen features that the run computes; ``cached`` are those that earlier cells have left."""
     if "features" not in method.needs:
         return tally
@@ -295,7 +289,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
 
 
-def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally:
+def _with_tokens(tally: Tally, method: Method, deal: PartitionSizes, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
     depth = hooks.input_depth(type(method), method.params)
     if depth == 0:

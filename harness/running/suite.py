@@ -1,7 +1,6 @@
 """A suite: settings, rows and seeds, and the cells that they expand to. `suite_file` reads one from TOML."""
 
 import inspect
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from fedprompt.harness.federation.policy import PAPER, applicable, head_owner, i
 from fedprompt.harness.running.cell import Cell, make_cell
 from fedprompt.methods import registry
 
+Key = tuple[str, str, str, str]  # method, data set, canonical partition, owner of the head
 KINDS = ("heterogeneity", "unseen", "ablation", "vsweep", "novel", "target")
 
 
@@ -124,8 +124,8 @@ class Suite:
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     tune: Tune = Tune()
-    # What `fedprompt tune` chose, by (method, data set, canonical partition, who owns the head).
-    tuned: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = field(default_factory=dict)
+    # What `fedprompt tune` chose.
+    tuned: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
     file: str = ""  # that it was read from, as the user wrote it; empty for the package's own
 
     @property
@@ -138,9 +138,18 @@ class Suite:
         """Every row of any table, in the tables' order."""
         return tuple({row.key: row for setting in self.settings for row in setting.rows}.values())
 
-    def planned(self) -> tuple[Planned, ...]:
+    def planned(self, seeds: Sequence[int] | None = None) -> tuple[Planned, ...]:
         """Every entry of the tables, setting by setting, so that a table fills column by column; cells may repeat."""
-        return tuple(entry for entries in self._expanded.values() for entry in entries)
+        places = [(column, line) for column, setting in enumerate(self.settings) for line in range(len(setting.rows))]
+        by_seed = [self._expand(seed) for seed in (self.seeds if seeds is None else seeds)]
+        return tuple(entry for place in places for entries in by_seed for entry in entries[place])
+
+    def keys(self) -> Iterator[Key]:
+        """Of every entry, in the same order but once for all seeds; no cell is made for it."""
+        for setting in self.settings:
+            for row in setting.rows:
+                for reading in setting.readings(row).values():
+                    yield _key(setting, row.method, head_owner(reading))
 
     def cells(self) -> list[Cell]:
         """What is to be run: each cell once, even if several tables show it."""
@@ -177,7 +186,7 @@ class Suite:
 
     def cell(self, setting: Setting, row: Row, seed: int, policy: str | None = None) -> Cell:
         """The cell of one entry, all of them the suite's own; without a policy, that of the row's first."""
-        entries = self._expanded[self.settings.index(setting), setting.rows.index(row), seed]
+        entries = self._expand(seed)[self.settings.index(setting), setting.rows.index(row)]
         return next(entry.cell for entry in entries if policy in (None, entry.policy))
 
     def only(self, keys: Sequence[str]) -> "Suite":
@@ -197,22 +206,27 @@ class Suite:
         return replace(self, settings=tuple(setting for setting in reduced if setting.rows))
 
     @cached_property
-    def _expanded(self) -> dict[tuple[int, int, int], tuple[Planned, ...]]:
-        """Entries of all policies, by the indices of setting and row, and by seed.
+    def _expanded(self) -> dict[int, dict[tuple[int, int], tuple[Planned, ...]]]:
+        return {}
+
+    def _expand(self, seed: int) -> dict[tuple[int, int], tuple[Planned, ...]]:
+        """Entries of all policies, by the indices of setting and row; made once for each seed.
 
         A cell that sweeps over draws also counts what the same one without a sweep does, and stands for it.
         """
-        entries = {
-            (column, line, seed): tuple(self._entries(setting, row, seed))
-            for column, setting in enumerate(self.settings)
-            for (line, row), seed in itertools.product(enumerate(setting.rows), self.seeds)
-        }
-        swept = (entry.cell for of_row in entries.values() for entry in of_row if entry.cell.protocol.sweep)
-        instead = {replace(cell, protocol=replace(cell.protocol, sweep=False)).hash: cell for cell in swept}
-        return {
-            place: tuple(entry._replace(cell=instead.get(entry.cell.hash, entry.cell)) for entry in of_row)
-            for place, of_row in entries.items()
-        }
+        if seed not in self._expanded:
+            entries = {
+                (column, line): tuple(self._entries(setting, row, seed))
+                for column, setting in enumerate(self.settings)
+                for line, row in enumerate(setting.rows)
+            }
+            swept = (entry.cell for of_row in entries.values() for entry in of_row if entry.cell.protocol.sweep)
+            instead = {replace(cell, protocol=replace(cell.protocol, sweep=False)).hash: cell for cell in swept}
+            self._expanded[seed] = {
+                place: tuple(entry._replace(cell=instead.get(entry.cell.hash, entry.cell)) for entry in of_row)
+                for place, of_row in entries.items()
+            }
+        return self._expanded[seed]
 
     def _entries(self, setting: Setting, row: Row, seed: int) -> Iterator[Planned]:
         """One entry per policy; readings of one training share its cell, also if another row shows them."""
@@ -249,11 +263,11 @@ class Suite:
         return {**setting.params.get(method, {}), **self.tuned.get(_key(setting, method, head), {})}
 
     @staticmethod
-    def _tuned_key(entry: Planned) -> tuple[str, str, str, str]:
+    def _tuned_key(entry: Planned) -> Key:
         return _key(entry.setting, entry.setting.source_method(entry.row), entry.cell.protocol.head)
 
 
-def _key(setting: Setting, method: str, head: str) -> tuple[str, str, str, str]:
+def _key(setting: Setting, method: str, head: str) -> Key:
     return method, setting.dataset, str(parse_partition(setting.partition)), head
 
 

@@ -28,7 +28,7 @@ from fedprompt.core.fields import is_rate
 from fedprompt.harness.federation.policy import metric_suffix
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.running.cell import Cell, make_cell
-from fedprompt.harness.running.suite import Planned, Suite
+from fedprompt.harness.running.suite import Key, Planned, Suite
 from fedprompt.harness.tuning.spaces import search_space
 from fedprompt.methods import registry
 
@@ -36,7 +36,6 @@ SAMPLERS = ("pattern", "tpe")
 FINALISTS = 3  # points of a study that meet once more, on further seeds
 TIED = 0.01  # a rate this close to lr, in parts of it, is written as none: it follows lr
 
-Key = tuple[str, str, str, str]  # method, data set, canonical partition, owner of the head
 KEY_NAMES = ("method", "dataset", "partition", "head")
 Point = Mapping[str, Any]  # a value for each searched parameter
 
@@ -209,7 +208,7 @@ def cell_key(cell: Cell) -> Key:
 
 def study_keys(suite: Suite) -> dict[Key, Key]:
     """For the key of every cell, that of the study whose values it has: its own unless the suite shares studies."""
-    keys = dict.fromkeys(cell_key(cell) for cell in suite.cells())
+    keys = dict.fromkeys(suite.keys())
     if not suite.tune.shared:
         return {key: key for key in keys}
     first: dict[tuple[str, str, str], Key] = {}
@@ -243,10 +242,10 @@ def _trainings(suite: Suite) -> dict[Key, list[Planned]]:
     """The entries that show each training, or one that shares its study."""
     entries: dict[Key, list[Planned]] = {}
     studies = study_keys(suite)
-    for planned in suite.planned():
+    for planned in suite.planned(suite.seeds[:1]):
         setting = planned.setting
         compared = setting.kind == "ablation" and setting.reference not in ("", planned.row.key)
-        if planned.cell.seed == suite.seeds[0] and not compared:
+        if not compared:
             entries.setdefault(studies[cell_key(planned.cell)], []).append(planned)
     return entries
 

@@ -1,6 +1,6 @@
 """What is searched of each method: all of its rates, and the parameters that it declares a grid for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
@@ -58,25 +58,3 @@ def bounds(method: str, name: str) -> tuple[float, float]:
     metadata = next(field.metadata for field in fields(registry().get(method).Params) if field.name == name)
     low, high = metadata.get("low"), metadata.get("high")
     return float("-inf") if low is None else low, float("inf") if high is None else high
-
-
-def space_table(methods: Iterable[str]) -> str:
-    """The search spaces of ``methods``, in Markdown, as docs/tuning.md shows them."""
-    lines = ["| method | lr, first values | other rates, first value | other parameters, values |", "| --- " * 4 + "|"]
-    for method in methods:
-        space, defaults = search_space(method, {}, method), registry().get(method).Params()
-        rates = [f"{name} {_text(getattr(defaults, name))}" for name in space if is_rate(name) and name != "lr"]
-        others = [f"{name} {_listed(space[name])}" for name in space if not is_rate(name)]
-        first = dict.fromkeys((defaults.lr, *space["lr"])) if "lr" in space else ()
-        lines.append(f"| {method} | {_listed(first)} | {'; '.join(rates)} | {'; '.join(others)} |")
-    return "\n".join(lines)
-
-
-def _listed(values: Any) -> str:
-    return ", ".join(map(_text, values))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "= lr"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -10,8 +10,8 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.recording.store import connect, experiment_name, first_line, public
 from fedprompt.harness.recording.tracker import Tracker
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.suite import Suite
-from fedprompt.harness.tuning.search import KEY_NAMES, Key, Point, Result, Search, cell_key, chosen_result, searches
+from fedprompt.harness.running.suite import Key, Suite
+from fedprompt.harness.tuning.search import KEY_NAMES, Point, Result, Search, cell_key, chosen_result, searches
 from fedprompt.methods import registry
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import tomli_w
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import build
 from fedprompt.core.files import write_atomic
-from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.running.suite import Key, Suite
 from fedprompt.harness.running.suite_shape import (
     COUNT,
     ENTRIES,
@@ -31,7 +31,6 @@ from fedprompt.harness.running.suite_shape import (
 from fedprompt.harness.tuning.propose import edge_rates, open_axes
 from fedprompt.harness.tuning.search import (
     KEY_NAMES,
-    Key,
     Result,
     Search,
     cell_key,
@@ -96,10 +95,11 @@ class Tuned:
 
 
 class Choice(NamedTuple):
-    """A study's outcome, and the file that it comes from."""
+    """A study's outcome, the file that it comes from, and whether it was made for what the suite searches now."""
 
     entry: Tuned
     path: Path
+    current: bool
 
 
 def tuned_entry(search: Search, results: Sequence[Result]) -> Tuned | None:
@@ -213,20 +213,18 @@ def tuned_choices(suite: Suite, out: Path) -> list[Choice]:
     of the package. A study that is out of date counts only if it is of this suite, and if there is no other.
     """
     local_names = {portable(setting.dataset): setting.dataset for setting in suite.settings}
-    choices = [
-        Choice(replace(entry, dataset=local_names.get(entry.dataset, entry.dataset)), file)
+    found = [
+        (replace(entry, dataset=local_names.get(entry.dataset, entry.dataset)), file)
         for file in _files(suite, out)
         for entry in read_tuned(file)
     ]
-    if not choices:
+    if not found:
         return []
     setups = {search.key: search.setup for search in searches(suite)}
+    choices = [Choice(entry, file, setups.get(entry.key) == entry.setup) for entry, file in found]
     by_key: dict[Key, Choice] = {}
-    for choice in choices:
-        if setups.get(choice.entry.key) == choice.entry.setup:
-            by_key.setdefault(choice.entry.key, choice)
-    for choice in choices:
-        if choice.path.stem == suite.name:
+    for choice in sorted(choices, key=lambda choice: not choice.current):
+        if choice.current or choice.path.stem == suite.name:
             by_key.setdefault(choice.entry.key, choice)
     return [by_key[key] for key in dict.fromkeys(study_keys(suite).values()) if key in by_key]
 
@@ -249,22 +247,29 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
     choices, path = tuned_choices(suite, out), tuned_path(suite, out)
     if path.is_file() and not read_tuned(path):
         _tell(f"warning: {path} was written by another version and is not used; run `fedprompt tune {suite.argument}`")
-    for entry, file in choices:
+    for entry, file, _ in choices:
         shared_seeds = set(suite.seeds) & set(entry.seeds)
         if shared_seeds:
             seed = min(shared_seeds)
             raise UserError(f"seed {seed} is one that {file} was tuned on; choose others, or pass --untuned.")
         build(registry().get(entry.method).Params, entry.params, f"{file}: parameters of {entry.method}")
-    _warn_of_outdated(suite, choices)
-    params = {entry.key: entry.params for entry, _ in choices}
+    # Not by the code: values are choices, not results, and those of the package outlive most of its commits.
+    outdated = [choice for choice in choices if not choice.current]
+    if outdated:
+        _tell(
+            f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
+            f"the suite (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
+            "or pass --untuned"
+        )
+    params = {entry.key: entry.params for entry, _, _ in choices}
     tuned = {key: params[study] for key, study in study_keys(suite).items() if study in params}
+    suite = replace(suite, tuned=tuned) if tuned else suite
     if choices:
         cells = suite.cells()
         count = sum(cell_key(cell) in tuned for cell in cells)
-        files = ", ".join(dict.fromkeys(_named(file, out) for _, file in choices))
+        files = ", ".join(dict.fromkeys(_named(choice.path, out) for choice in choices))
         which = "all" if count == len(cells) else f"{count} of {len(cells)}"
         _tell(f"{which} cells use tuned values from {files} (--untuned: none)")
-    suite = replace(suite, tuned=tuned) if tuned else suite
     untuned = suite.untuned()
     if untuned:
         names = {entry.setting.source_method(entry.row) for entry in untuned}
@@ -275,20 +280,6 @@ def with_tuned(suite: Suite, out: Path) -> Suite:
 def _named(file: Path, out: Path) -> str:
     """The file as messages name it."""
     return str(file) if file.parent == out / "tuned" else f"the package ({file.name})"
-
-
-def _warn_of_outdated(suite: Suite, choices: Sequence[Choice]) -> None:
-    if not choices:
-        return
-    # Not by the code: values are choices, not results, and those of the package outlive most of its commits.
-    current = {search.key: search.setup for search in searches(suite)}
-    outdated = [choice for choice in choices if choice.entry.setup != current.get(choice.entry.key)]
-    if outdated:
-        _tell(
-            f"warning: {len(outdated)} of {len(choices)} choices in {outdated[0].path} were made for another state of "
-            f"the suite (such as {outdated[0].entry.study}); run `fedprompt tune {suite.argument}` again, "
-            "or pass --untuned"
-        )
 
 
 def _tell(line: str) -> None:

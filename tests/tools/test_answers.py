@@ -3,11 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-import answers as module
 import numpy as np
 import pandas as pd
 import pytest
-from answers import answers, collapses, has_prompts
+from answers import collapses, has_prompts, sentences
 
 from fedprompt.harness.report.papers import load_papers
 
@@ -57,71 +56,60 @@ def runs(**accuracy: float) -> pd.DataFrame:
     return pd.DataFrame([same | {"method": m, "cell": m, "average": value} for m, value in averages.items()])
 
 
-def text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, frame: pd.DataFrame, table: pd.DataFrame) -> str:
-    table.to_csv(tmp_path / "tables.csv", index=False)
-    runs().to_csv(tmp_path / "cells.csv", index=False)
+def text(frame: pd.DataFrame, table: pd.DataFrame) -> str:
     values = [
         {"table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"} | {"method": method, "value": value}
         for method, value in PRINTED.items()
     ]
-    monkeypatch.setattr(module, "client_accuracies", lambda _: frame)
     paper = dataclasses.replace(load_papers(Path())["vit"], values=pd.DataFrame(values))
-    monkeypatch.setattr(module, "load_papers", lambda _: {"vit": paper})
-    return answers(tmp_path)
+    return sentences(table, runs(), frame, paper)
 
 
-def test_a_part_that_matters_is_significant_and_one_that_does_not_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_part_that_matters_is_significant_and_one_that_does_not_is_not() -> None:
     levels = {"pfedbayespt": 0.65, "full-without-mixture": 0.60, "d-with-masks": 0.6, "pfedbayespt-d": 0.6}
-    said = text(monkeypatch, tmp_path, accuracies(levels, "ablation"), numbers(fedvpt=(0.0, 1.0)))
+    said = text(accuracies(levels, "ablation"), numbers(fedvpt=(0.0, 1.0)))
     _, mixture, masks, *_ = said.splitlines()[::2]
     assert "Significant in 1 of 1 columns (†): m=1, global head +5.0 (4.9 to 5.1)†." in mixture
     assert "Do masks" in masks
     assert "No significant difference in the one column: m=1, global head" in masks
 
 
-def test_draws_are_compared_within_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_draws_are_compared_within_a_training() -> None:
     one, ten = (accuracies({"pfedbayespt": level}, "vsweep", samples=v) for v, level in ((1, 0.6), (10, 0.62)))
-    said = text(monkeypatch, tmp_path, pd.concat([one, ten]), numbers(fedvpt=(0.0, 1.0)))
+    said = text(pd.concat([one, ten]), numbers(fedvpt=(0.0, 1.0)))
     assert "number of draws V (10 against 1)?** Significant in 1 of 1 columns (†): m=1, global head +2.0" in said
 
 
-def test_gains_of_prompt_methods_stand_apart_from_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gains_of_prompt_methods_stand_apart_from_others() -> None:
     gains = {"fedvpt": (3.0, 0.01), "sgpt": (-2.0, 0.02), "pfedpg": (1.0, 0.4), "fedsa-lora": (9.0, 0.2)}
-    said = text(monkeypatch, tmp_path, accuracies({"fedvpt": 0.5}), numbers(**gains))
+    said = text(accuracies({"fedvpt": 0.5}), numbers(**gains))
     assert "beat no prompt under the same policy?** In 1 of 1 columns." in said
     assert "1 of 3 gains: fedvpt +3.0 (2.0 to 4.0); 1 of 3 loses: sgpt −2.0 (−3.0 to −1.0)." in said
     assert "no significant difference for any of 1; 2.5 points could have been found." in said
 
 
 @pytest.mark.parametrize(("direction", "verdict"), [(1, "τ = 1.00 (1.00 to 1.00; p = 0.00)"), (-1, "τ = −1.00")])
-def test_the_printed_order_and_its_reverse_are_significant(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, direction: int, verdict: str
-) -> None:
+def test_the_printed_order_and_its_reverse_are_significant(direction: int, verdict: str) -> None:
     levels = {row: 0.5 + direction * (level - 0.5) for row, (_, level) in ROWS.items()}
-    said = text(monkeypatch, tmp_path, accuracies(levels), numbers(fedvpt=(0.0, 1.0)))
+    said = text(accuracies(levels), numbers(fedvpt=(0.0, 1.0)))
     assert f"- m=1, global head, compared with DomainNet, m=1: {verdict}" in said
     assert f"over 6 methods: {'agree' if direction > 0 else 'contradict each other'}." in said
 
 
-def test_equal_methods_have_no_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said = text(monkeypatch, tmp_path, accuracies(dict.fromkeys(ROWS, 0.5)), numbers(fedvpt=(0.0, 1.0)))
+def test_equal_methods_have_no_order() -> None:
+    said = text(accuracies(dict.fromkeys(ROWS, 0.5)), numbers(fedvpt=(0.0, 1.0)))
     assert "no significant agreement" in said
 
 
-def test_what_is_incomplete_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_incomplete_is_said_first() -> None:
     table = numbers(fedvpt=(0.0, 1.0)).assign(seeds=2)
-    said = text(monkeypatch, tmp_path, accuracies({"fedvpt": 0.5}), table)
+    said = text(accuracies({"fedvpt": 0.5}), table)
     assert said.startswith("**Incomplete:** 1 of 1 numbers lack seeds.")
 
 
-def test_collapsed_runs_are_counted_by_setting(tmp_path: Path) -> None:
-    numbers(fedvpt=(0.0, 1.0)).to_csv(tmp_path / "tables.csv", index=False)
-    runs(sgpt=0.39, pfedpg=0.41).to_csv(tmp_path / "cells.csv", index=False)
-    assert collapses(tmp_path).endswith("?** 1 of 4: 1 at m=1.")
-    runs().to_csv(tmp_path / "cells.csv", index=False)
-    assert collapses(tmp_path).endswith("?** None of 2.")
+def test_collapsed_runs_are_counted_by_setting() -> None:
+    assert collapses(runs(sgpt=0.39, pfedpg=0.41)).endswith("?** 1 of 4: 1 at m=1.")
+    assert collapses(runs()).endswith("?** None of 2.")
 
 
 def test_adapters_are_no_prompts() -> None:

@@ -19,7 +19,7 @@ def test_without_a_terminal_every_cell_that_ends_is_one_line(
     before, cell, variant, broken = (a_cell(seed=seed) for seed in range(4))
     with progress() as bars:
         shown = CellBars(
-            bars, [before, cell, variant, broken], {before.hash}, {variant.hash: variant.named("long-prompt")}, {}
+            bars, [before, cell, variant, broken], {before.hash}, {variant.hash: variant.named("long-prompt")}, dict
         )
         shown.finish(done_folder(tmp_path, before))
         for one in (cell, variant):
@@ -38,7 +38,7 @@ def test_without_a_terminal_every_cell_that_ends_is_one_line(
 def test_a_finished_cell_that_is_not_believed_any_more_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     before, cell = a_cell(seed=0), a_cell(seed=1)
     with progress() as bars:
-        shown = CellBars(bars, [before, cell], {before.hash}, {}, {})
+        shown = CellBars(bars, [before, cell], {before.hash}, {}, dict)
         shown.failed(before, "records.csv is not what the finished run wrote")
         assert bars.tasks[0].completed == 1
     line = "failed: FedVPT m=1 s0 local: records.csv is not what the finished run wrote"

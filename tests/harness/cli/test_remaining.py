@@ -27,12 +27,23 @@ def pass_rounds(remaining: Remaining, clock: Clock, cell: Cell, seconds: float, 
 def session(*cells: Cell, **flops: float) -> tuple[Remaining, Clock]:
     clock = Clock()
     by_hash = {cell.hash: cell for cell in cells}
-    return Remaining(by_hash, {cell.hash: flops[cell.method] for cell in cells}, clock), clock
+    return Remaining(by_hash, lambda: {cell.hash: flops[cell.method] for cell in cells}, clock), clock
 
 
 def test_nothing_is_said_before_the_first_round() -> None:
     remaining, _ = session(a_cell("fedvpt"), fedvpt=10)
     assert remaining.seconds is None
+
+
+def test_flops_are_counted_once_and_not_before_a_round() -> None:
+    cell, counted = a_cell(), []
+    remaining = Remaining({cell.hash: cell}, lambda: counted.append(1) or {})
+    assert remaining.seconds is None
+    assert not counted
+    for number in (1, 2):
+        remaining.round(RoundProgress(cell.hash, number, 3, {}))
+        assert remaining.seconds is not None
+        assert counted == [1]
 
 
 def test_cells_are_weighed_by_their_flops() -> None:

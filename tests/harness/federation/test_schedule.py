@@ -6,12 +6,13 @@ import pytest
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.federation.schedule import Evaluation, Group, Round, adaptation_epochs, schedule
+from fedprompt.harness.federation.schedule import Evaluation, Group, Round, adaptation_epochs, draw_cohorts, schedule
 from fedprompt.methods.fedvpt import FedVPT
 
 
 def rounds(unseen: tuple[int, ...] = (), **protocol: Any) -> list[Round]:
-    return list(schedule(Protocol(**{"head": "global", **protocol}), 0, [0, 1, 3], unseen, stack=2))
+    rules, members = Protocol(**{"head": "global", **protocol}), [0, 1, 3]
+    return list(schedule(rules, draw_cohorts(rules, 0, members), members, unseen, stack=2))
 
 
 def epochs_by_client(evaluation: Evaluation) -> dict[int, int]:
@@ -19,12 +20,13 @@ def epochs_by_client(evaluation: Evaluation) -> dict[int, int]:
 
 
 def test_everybody_trains_in_stacks_and_the_last_rounds_are_evaluated() -> None:
-    stacks = ((Group((0, 1), 0),), (Group((3,), 0),))
-    assert rounds(rounds=3, last=1, eval_every=2) == [
-        Round(1, (0, 1, 3), ((0, 1), (3,))),
-        Round(2, (0, 1, 3), ((0, 1), (3,)), (Evaluation("global", "test", stacks),)),
-        Round(3, (0, 1, 3), ((0, 1), (3,)), (Evaluation("global", "test", stacks),)),
-    ]
+    first, second, last = rounds(rounds=3, last=1, eval_every=2)
+    assert first == Round(1, (0, 1, 3), ((0, 1), (3,)))
+    assert (last.cohort, last.stacks) == (second.cohort, second.stacks) == (first.cohort, first.stacks)
+    for scheduled in (second, last):
+        [evaluation] = scheduled.evaluations
+        assert (evaluation.policy, evaluation.split) == ("global", "test")
+        assert list(evaluation.stacks) == [(Group((0, 1), 0),), (Group((3,), 0),)]
 
 
 def test_a_second_reading_fine_tunes_every_client() -> None:
@@ -51,8 +53,9 @@ def test_never_sampled_clients_adapt_a_local_head_until_they_take_part() -> None
 def test_unseen_clients_come_once_at_the_end() -> None:
     *earlier, last = rounds(unseen=(2, 4, 5), head="local", rounds=2, epochs=4, last=2, val_fraction=0.1)
     assert [len(scheduled.evaluations) for scheduled in earlier] == [1]
-    stacks = ((Group((2, 4), 4),), (Group((5,), 4),))
-    assert last.evaluations[1] == Evaluation("local", "val", stacks, unseen=True)
+    _, unseen = last.evaluations
+    assert (unseen.policy, unseen.split, unseen.unseen) == ("local", "val", True)
+    assert list(unseen.stacks) == [(Group((2, 4), 4),), (Group((5,), 4),)]
 
 
 @pytest.mark.parametrize(

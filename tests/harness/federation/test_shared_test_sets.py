@@ -78,11 +78,11 @@ def test_predictions_on_shared_images_are_not_restricted_to_local_classes() -> N
 
 def test_shared_test_sets_are_evaluated_in_reported_rounds_and_never_while_tuning() -> None:
     protocol = Protocol(rounds=4, last=1, eval_every=2, head="global", finetune_epochs=1)
-    rounds = list(schedule(protocol, 0, range(3), (), 3, ("base", "novel")))
+    rounds = list(schedule(protocol, [(0, 1, 2)] * protocol.rounds, range(3), (), 3, ("base", "novel")))
     shared = [[evaluation.shared for evaluation in scheduled.evaluations] for scheduled in rounds]
     assert shared == [[], [(), ()], [], [("base", "novel")] * 2]  # with and without fine-tuning
     tuning = Protocol(rounds=1, last=1, head="global", val_fraction=0.5)
-    [scheduled] = schedule(tuning, 0, range(3), (), 3, ("base", "novel"))
+    [scheduled] = schedule(tuning, [(0, 1, 2)] * tuning.rounds, range(3), (), 3, ("base", "novel"))
     assert [evaluation.shared for evaluation in scheduled.evaluations] == [()]
 
 

@@ -84,9 +84,8 @@ def test_noise_makes_no_part_negative() -> None:
     assert line([(10, 1.0), (20, 4.0)], image=0.1) == PassTime(0.0, 0.2)
 
 
-def test_a_real_pass_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "BUDGET", 0.5)
-    ((found,), started) = prices([job((1, 2))], RunEnvironment(), workers=1, timed=True)
+def test_a_real_pass_takes_time() -> None:
+    ((found,), started) = prices([job((1, 2))], RunEnvironment(), workers=1, timed=True, budget=0.5)
     assert found.lines["train train"].step + found.lines["train train"].image > 0
     assert started == 0
 

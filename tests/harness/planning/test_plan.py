@@ -1,7 +1,7 @@
 """What a suite costs, against counts by hand and against real runs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,17 +14,14 @@ import torch
 from fedprompt.backbones import features as features_module
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.weights import BackboneSpec
-from fedprompt.core.errors import UserError
 from fedprompt.core.rng import numpy_rng
 from fedprompt.core.text import duration
-from fedprompt.datasets import Dataset, make_partition, parse_partition
+from fedprompt.datasets import SOURCES, Dataset, make_partition, parse_partition
 from fedprompt.harness.cli import main
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.counting import counted
-from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.data import labelled, published
 from fedprompt.harness.planning.plan import CellPlan, _busy, count_flops, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells
 from fedprompt.harness.running import run as run_module
@@ -100,7 +97,7 @@ def test_head_tune_on_domainnet_with_one_domain_a_client() -> None:
 
 def test_fedvpt_d_on_cifar_with_ten_classes_a_client() -> None:
     found = paper_cells()["fedvpt-d"]
-    dealt = make_partition(parse_partition("classes:s=10,clients=100"), published("cifar100"), seed=0)
+    dealt = make_partition(parse_partition("classes:s=10,clients=100"), SOURCES["cifar100"].published(), seed=0)
     sizes, tests = (np.array([len(rows) for rows in part]) for part in (dealt.train, dealt.test))
     train = adapted = evaluated = 0
     absent = set(range(100))
@@ -282,18 +279,16 @@ def test_finished_cells_take_no_time(tmp_path: Path) -> None:
     assert plan.frame()["finished"].tolist() == [1, 0, 0]
 
 
-def test_learning_rates_share_one_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_rates_share_one_count(tmp_path: Path) -> None:
     jobs: list[Job] = []
 
-    def spy(found: list[Job], *rest: Any) -> Any:
+    def spy(found: Sequence[Job], *rest: Any) -> Any:
         jobs.extend(found)
         return prices(found, *rest)
 
-    monkeypatch.setattr(plan_module, "prices", spy)
     lines = [{**SETTING, "params": {"fedvpt": {"lr": lr, "length": n}}} for lr, n in ((0.1, 1), (0.2, 1), (0.2, 2))]
-    plan_suite(
-        parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines}), RunEnvironment(out=tmp_path), flops=1e9
-    )
+    suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines})
+    plan_suite(suite, RunEnvironment(out=tmp_path), flops=1e9, pricing=spy)
     assert [job.params["length"] for job in jobs] == [1, 2]
 
 
@@ -301,21 +296,20 @@ def test_learning_rates_share_one_count(tmp_path: Path, monkeypatch: pytest.Monk
 def test_features_are_computed_once_unless_they_are_not_kept(weights: str, computed: list[int]) -> None:
     spec = BackboneSpec("micro-vit", weights, 32)
     cells = [make_cell(name, "cifar100", "classes:s=5", spec) for name in ("head-tune", "local-head")]
-    assert [tally.images["features"] for tally in tally_cells(cells, {"cifar100": published("cifar100")})] == [
-        *computed
-    ]
+    assert [
+        tally.images["features"] for tally in tally_cells(cells, {"cifar100": SOURCES["cifar100"].published()})
+    ] == [*computed]
 
 
-def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path) -> None:
     """A round: one visit of 20 clients stacked, ten images each, two steps; four evaluations of 100 test images."""
     suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "seeds": [0], "settings": [{**SETTING, "s": [5]}]})
 
-    def fixed(jobs: list[Job], environment: RunEnvironment, workers: int, timed: bool) -> tuple[list[Price], float]:
+    def fixed(jobs: Sequence[Job], *_: Any) -> tuple[list[Price], float]:
         lines = {"train train": PassTime(1.0, 0.01), "evaluate": PassTime(0.0, 0.001)}
         return [Price(count_passes(job), lines) for job in jobs], 7.0
 
-    monkeypatch.setattr(plan_module, "prices", fixed)
-    plan = plan_suite(suite, RunEnvironment(out=tmp_path), workers=2)
+    plan = plan_suite(suite, RunEnvironment(out=tmp_path), workers=2, pricing=fixed)
     (cell,) = plan.cells.values()
     assert cell.tally.images["train train"] == 2 * 20 * 10
     evaluated = cell.tally.images["evaluate"]
@@ -327,32 +321,6 @@ def test_workers_take_the_next_cell_when_they_are_free() -> None:
     assert makespan([3, 1, 1, 4], workers=2) == 6
     assert makespan([3, 1, 1, 4], workers=1) == 9
     assert makespan([], workers=2) == 0
-
-
-# -- data that are not here -------------------------------------------------------------------------------------------
-
-
-def test_published_sizes_are_planned_with_and_named() -> None:
-    found = labelled("domainnet")
-    assert "domainnet is not at hand: the paper's 1,830 train images per domain" in found.note
-    assert np.bincount(found.dataset.domains[~found.dataset.is_test]).tolist() == [1830] * 6
-    assert np.bincount(found.dataset.labels[found.dataset.is_test]).tolist() == [468] * 10
-
-
-def test_labels_are_read_from_a_folder_without_decoding(tmp_path: Path) -> None:
-    for domain in ("amazon", "caltech", "dslr", "webcam"):
-        for label in range(10):
-            (tmp_path / domain / f"class{label}").mkdir(parents=True)
-            for image in range(5):
-                (tmp_path / domain / f"class{label}" / f"{image}.jpg").touch()
-    found = labelled("office-caltech10", tmp_path)
-    assert found.note == ""
-    assert (len(found.dataset.labels), int(found.dataset.is_test.sum())) == (200, 40)
-
-
-def test_sizes_that_nobody_knows_are_asked_for() -> None:
-    with pytest.raises(UserError, match="fedprompt prepare inaturalist"):
-        labelled("inaturalist")
 
 
 def test_a_busy_machine_is_told() -> None:

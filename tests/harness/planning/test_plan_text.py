@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from fedprompt.backbones.weights import BackboneSpec
-from fedprompt.datasets import make_partition, parse_partition
+from fedprompt.datasets import SOURCES, make_partition, parse_partition
 from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.federation.schedule import select
 from fedprompt.harness.federation.stacking import text_bytes
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.plan import CellPlan, plan_suite
 from fedprompt.harness.planning.tally import classes_of, tally_cells
 from fedprompt.harness.running import run as run_module
@@ -28,6 +27,8 @@ pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
 
 W, D, C, P = 512, 512, 100, 17  # width of the text tower, of the shared space; classes; start and 16 context tokens
 VIT = 768
+
+CIFAR = SOURCES["cifar100"].published().class_names
 
 
 def text_forward(s: int, c: int = C, d: int = D) -> int:
@@ -63,7 +64,7 @@ def test_promptfl_on_cifar_by_hand() -> None:
     }
     texts = {"train train": 4 * 2 * 5 * 3, "evaluate": 2 * 20}
     assert found.tally.clients == texts
-    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
+    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), CIFAR)
     s = method.prompts.ids.shape[1] - P
     project, cosines = 2 * VIT * D, 2 * C * D
     features = found.tally.images["features"]
@@ -89,7 +90,7 @@ def test_pfedmoap_on_cifar_by_hand() -> None:
     images, evaluated = 2 * 20 * 5 * 80, 20 * 500
     assert found.tally.clients == {"begin": visits, "train train": steps, "evaluate": 20}
     assert found.images == images + evaluated + found.tally.images["features"]  # experts pass no image
-    method: Any = meta_method("pfedmoap", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names, 20)
+    method: Any = meta_method("pfedmoap", meta_backbone("clip:ViT-B-16"), CIFAR, 20)
     s = method.prompts.ids.shape[1] - P
     gate, mixed = 128, 1 + experts  # coordinates; the own context and the experts
     project, cosines = 2 * VIT * D, 2 * C * D
@@ -116,7 +117,7 @@ def test_a_cell_of_paper_clip_cifar_by_hand() -> None:
     whole = load_suite("paper-clip-cifar", weights="random")
     suite = replace(whole.only(["prompt-fedprox"]), seeds=(0,), settings=whole.only(["prompt-fedprox"]).settings[:1])
     (found,) = plan_suite(suite, RunEnvironment(out=Path("nowhere")), flops=1.0).cells.values()
-    dataset, protocol = published("cifar10"), found.cell.protocol
+    dataset, protocol = SOURCES["cifar10"].published(), found.cell.protocol
     sizes = [len(rows) for rows in make_partition(parse_partition(found.cell.partition), dataset, 0).train]
     cohorts = [[sizes[client] for client in select(protocol, 0, range(100), number)] for number in range(1, 121)]
     images, evaluated = 5 * sum(map(sum, cohorts)), 10 * 10_000  # after rounds 20, 40, ..., 100 and 116 to 120
@@ -159,7 +160,7 @@ def vit_forward() -> int:
 
 
 def test_the_stack_of_clients_is_chosen_by_what_a_step_keeps() -> None:
-    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
+    method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), CIFAR)
     kept = cost(method, 1, 16, ()).client_bytes
     assert text_bytes(method) == kept > 0
 

@@ -7,14 +7,13 @@ from itertools import chain
 import pytest
 
 from fedprompt.backbones.weights import BackboneSpec
-from fedprompt.datasets import make_partition, parse_partition
+from fedprompt.datasets import SOURCES, make_partition, parse_partition
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.schedule import schedule, shared_splits
-from fedprompt.harness.planning.data import published
-from fedprompt.harness.planning.tally import Deal, Passes, Visitor, Workload, visitor, workload
+from fedprompt.harness.planning.tally import PartitionSizes, Passes, Visitor, Workload, visitor, workload
 from fedprompt.harness.running.cell import Cell, make_cell
 
-DATA = published("cifar100")
+DATA = SOURCES["cifar100"].published()
 CASES = {
     "one stack": ("classes:s=10,clients=20", {"rounds": 3}),
     "few of many, with heads of their own": (
@@ -30,7 +29,7 @@ CASES = {
 }
 
 
-def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
+def followed(visiting: Visitor, seed: int, deal: PartitionSizes) -> Counter[str]:
     """Images, steps and clients of each kind of pass, summed client by client."""
     protocol, total = visiting.protocol, Counter[str]()
 
@@ -41,7 +40,7 @@ def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
 
     members, unseen = deal.members.tolist(), deal.unseen.tolist()
     shared = shared_splits(deal.shared, visiting.method)
-    for round_ in schedule(protocol, seed, members, unseen, visiting.stack, shared):
+    for round_ in schedule(protocol, deal.cohorts(protocol, seed), members, unseen, visiting.stack, shared):
         for stack in round_.stacks:
             add("trained", [int(deal.train[client]) for client in stack])
         for evaluation in round_.evaluations:
@@ -74,7 +73,7 @@ def test_arrays_count_what_the_schedule_says(case: str) -> None:
         "fedvpt", "cifar100", partition, BackboneSpec("micro-vit", "random", 32), 1, {}, {"epochs": 2, **protocol}
     )
     dealt = make_partition(parse_partition(cell.partition), DATA, cell.seed, cell.protocol.val_fraction)
-    deal = Deal(DATA, dealt, cell.protocol)
+    deal = PartitionSizes(DATA, dealt, cell.protocol)
     visiting = visitor(cell, 100, len(deal.train))
     expected = followed(visiting, cell.seed, deal)
     assert +counts(workload(visiting, cell.seed, deal)) == +expected

@@ -80,7 +80,7 @@ def test_a_users_folder_goes_by_its_name_wherever_it_is_kept(tmp_path: Path) -> 
     text = tuned_path(suite, tmp_path).read_text()
     assert "folder:pets" in text
     assert "/home" not in text
-    [(found, _)] = tuned_choices(moved, tmp_path)
+    [(found, _, _)] = tuned_choices(moved, tmp_path)
     assert (found.dataset, found.setup) == ("folder:/data/pets", only_search(moved).setup)
 
 
