@@ -80,7 +80,9 @@ class WorkerProcesses(Executor):
                 yield message
         for slot, worker in workers.values():
             late = worker.deadline is not None and time.monotonic() >= worker.deadline
-            if worker.cell and late and self._workers[slot] is worker:  # else it has just died
+            if not worker.cell or self._workers[slot] is not worker:  # idle, or it has just died
+                continue
+            if late and not worker.pipe.poll():  # else it may have ended in time, while we listened to others
                 self._end(slot, worker)
                 limit = f"{self._environment.cell_timeout:g} s"
                 yield LostCell(worker.cell, f"took longer than --cell-timeout allows ({limit})", retry=False)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +18,7 @@ from fedprompt.harness.running.execution import execute
 from fedprompt.harness.running.executors._local import ThisProcess, WorkerProcesses, device_of, open_local
 from fedprompt.harness.running.executors.interface import CellOutcome, LostCell, Task
 from fedprompt.harness.running.folder import failure_note
+from fedprompt.harness.running.run import RoundProgress
 
 PLUGIN = """
 import os, time
@@ -69,7 +71,7 @@ class FakeWorker:
         self.started.append(environment.device)
         self.pipe, self.theirs = Pipe()
         self.cell: Cell | None = None
-        self.deadline = None
+        self.deadline: float | None = None
 
     def run(self, task: Task) -> None:
         self.cell = task.cell
@@ -93,6 +95,25 @@ def test_a_worker_that_replaces_another_has_its_device() -> None:
     while len(ended) < 2:
         ended += executor.wait(silent)
     assert FakeWorker.started == ["cuda:0", "cuda:0", "cuda:1"]
+
+
+class PunctualWorker(FakeWorker):
+    """Reports a round and then ends, both before its time is up; whoever listens to rounds takes longer."""
+
+    started: ClassVar[list[str]] = []
+
+    def run(self, task: Task) -> None:
+        self.cell, self.deadline = task.cell, time.monotonic()
+        self.theirs.send(RoundProgress(task.cell.hash, 1, 1, {}))
+        self.theirs.send(CellOutcome(task.cell, Path()))
+
+
+def test_a_cell_whose_end_has_not_been_read_is_not_late() -> None:
+    executor = WorkerProcesses(RunEnvironment(cell_timeout=5), 1, PunctualWorker)  # type: ignore[arg-type]
+    executor.submit([Task(tiny_cell("fedvpt", 0, rounds=1))])
+    assert list(executor.wait(silent)) == []
+    (ended,) = executor.wait(silent)
+    assert isinstance(ended, CellOutcome)
 
 
 @pytest.mark.slow
