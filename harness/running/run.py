@@ -67,15 +67,16 @@ def run_cell(
         journal = Journal(folder, cell, partition.hash, dataset.checksum, environment.device)
         state, log = journal.state or federation.start(), journal.log
         partition.save(folder / "partition.npz")
-        start_time, first_round = time.perf_counter(), state.round
+        seconds, first_round = 0.0, state.round
         counts = None if environment.evaluate_all else Counts()
         for scheduled in federation.schedule(partition.unseen, after=state.round):
+            begun = time.perf_counter()
             log = federation.step(state, scheduled.cohort)
             records = evaluate_due(federation, state, scheduled.evaluations, counts)
             journal.append(state, log, records)
+            seconds += time.perf_counter() - begun  # without the report, whose listeners may count all cells' FLOPs
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round
-        seconds = time.perf_counter() - start_time
         summary = {
             **summarise(journal.records.read(), rules.rounds, rules.last, rules.never_sampled),
             "floats_down": log.floats_down / len(log.cohort),

@@ -1,6 +1,7 @@
 """Cells whose partition keeps something out of training."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def held_out_cell(source: str, partition: str, method: str = "fedvpt", backbone:
 def run(cell: Cell, out: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     folder = run_cell(cell, RunEnvironment(out))
     return json.loads((folder / "summary.json").read_text()), pd.read_csv(folder / "records.csv")
+
+
+def test_time_that_listeners_take_is_not_the_rounds(toy_source: str, tmp_path: Path) -> None:
+    cell = held_out_cell(toy_source, "disjoint:clients=2", "head-tune")
+    folder = run_cell(cell, RunEnvironment(tmp_path), report=lambda _: time.sleep(1))
+    assert 0 < json.loads((folder / "summary.json").read_text())["seconds_per_round"] < 1
 
 
 def test_only_base_classes_are_trained_and_the_head_is_theirs(toy_source: str, tmp_path: Path) -> None:
