@@ -57,4 +57,5 @@ def _entry(raw: Mapping[str, Any]) -> Parity:
     unknown = raw.keys() - {field.name for field in fields(Parity)}
     if unknown:
         raise ValueError(f"parity.toml: unknown {', '.join(sorted(unknown))}")
-    return Parity(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return Parity(**values)
