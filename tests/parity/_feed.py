@@ -191,7 +191,7 @@ class Lab:
         packed = self.case.tensor("labels")[list(rows)]
         labels = torch.zeros(len(sizes), max(sizes), dtype=torch.int64)
         images = self.towers.tensor("images")[list(rows)]
-        depth = self.method.feature_depth(self.method.params)
+        depth = self.hook("feature_depth", self.method.params) or None
         frozen = self.method.backbone.cls(images, stop=depth)
         batch = Batch(
             tuple(range(len(sizes)) if clients is None else clients),
@@ -206,14 +206,18 @@ class Lab:
 
     # -- hooks of methods: the doors through which all vectors go ----------------------------------------------------
 
+    def hook(self, name: str, *args: Any) -> Any:
+        """What the hook returns; nothing where the method has none of this name."""
+        return getattr(self.method, name)(*args) if hasattr(self.method, name) else {}
+
     def training(self, theta: State, batch: Batch) -> Batch:
         """``batch`` as a step of round 2 sees it."""
-        return replace(batch, start={**theta, **self.method.begin_visit(theta, 2)})
+        return replace(batch, start={**theta, **self.hook("begin_visit", theta, 2)})
 
     def logits(self, theta: State, batch: Batch) -> Tensor:
         """Packed, (n, C)."""
         with torch.no_grad():
-            evaluated = replace(batch, start={**theta, **self.method.begin_evaluation(theta, [])}, stage="evaluate")
+            evaluated = replace(batch, start={**theta, **self.hook("begin_evaluation", theta, [])}, stage="evaluate")
             return batch.pack(self.method.predict(theta, evaluated))
 
     def gradients(self, theta: State, batch: Batch, names: Sequence[str]) -> tuple[Tensor, State]:
@@ -242,10 +246,13 @@ class Lab:
         return train(self.method, theta, stages, data, clients, protocol, (0, round_))[0]
 
     def visit_stages(self, epochs: int) -> Sequence[Stage]:
-        return self.method.stages(epochs)
+        stages: Sequence[Stage] = self.hook("stages", epochs)
+        return stages
 
     def received(self, server: State, clients: Sequence[int]) -> State:
-        return {name: tensor.clone() for name, tensor in self.method.download(server, clients).items()}
+        everything = {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in server.items()}
+        sent: State = self.hook("download", server, clients) or everything
+        return {name: tensor.clone() for name, tensor in sent.items()}
 
     def aggregated(
         self, server: State, theta: State, received: State, weights: Tensor, clients: Sequence[int]
@@ -255,8 +262,9 @@ class Lab:
 
     def projected(self, step: Tensor, name: str, theta: State, round_: int) -> Tensor:
         """What the method makes of an optimiser's step in a visit that begins with ``theta``."""
-        start = {**theta, **self.method.begin_visit(theta, round_)}
-        return self.method.project_step(name, step, start)
+        start = {**theta, **self.hook("begin_visit", theta, round_)}
+        projected: Tensor = self.hook("project_step", name, step, start)
+        return projected
 
     def first_server(self) -> State:
         return self.method.init_server(torch.Generator().manual_seed(0))
@@ -266,7 +274,7 @@ class Lab:
 
     def held(self, theta: State, kind: str) -> Tensor:
         """FedMGP's groups of each client, the server's slots in their places."""
-        groups: Tensor = self.method.held(theta, kind)  # type: ignore[attr-defined]
+        groups: Tensor = self.hook("held", theta, kind)
         return groups
 
     def drawn_groups(self, directions: Tensor, count: int, rng: torch.Generator) -> Tensor:
@@ -283,8 +291,9 @@ class Lab:
         labels = torch.zeros(count, 1, dtype=torch.int64)
         images, sizes = torch.zeros(count, 3, 1, 1, dtype=torch.uint8), (1,) * count
         batch = Batch(tuple(range(count)), labels, sizes, images, torch.empty(0), [rng] * count)
-        theta |= self.method.observe(theta, batch)
-        return self.method.end_stage(Stage("train", {}, 1), theta)["drawn"]
+        theta |= self.hook("observe", theta, batch)
+        drawn: Tensor = self.hook("end_stage", Stage("train", {}, 1), theta)["drawn"]
+        return drawn
 
 
 class _Replay:
