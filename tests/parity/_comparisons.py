@@ -1,5 +1,6 @@
 """Every comparison with the authors' code, by the file of vectors that it reads."""
 
+from functools import partial
 from typing import NamedTuple
 
 from fedprompt.methods.coop import CoOp
@@ -16,12 +17,12 @@ class Vectors(NamedTuple):
     file: str
     prefix: str
     compare: Comparison
-    by: str = ""  # the method that is fed, if the case names another
+    variant: str = ""  # the method that is fed, if the case names another, or an option that the case does not set
 
     @property
     def name(self) -> str:
-        """`file/case` or `file/case of METHOD`, as parity.toml refers to it."""
-        return f"{self.file}/{self.prefix}".rstrip("/") + (f" of {self.by}" if self.by else "")
+        """`file/case` or `file/case (variant)`, as parity.toml refers to it."""
+        return f"{self.file}/{self.prefix}".rstrip("/") + (f" ({self.variant})" if self.variant else "")
 
     def case(self) -> Case:
         return Case(self.file, self.prefix)
@@ -40,6 +41,9 @@ COMPARISONS = (
     Vectors("vpt", "shallow/", _steps.fed_to(PFedPG), "pfedpg"),
     Vectors("vpt", "shallow/", _steps.fed_to(FedPRShallow), "fedpr-s"),
     Vectors("vpt", "deep/", _steps.fed_to(FedPRDeep), "fedpr-d"),
+    Vectors("fedotp", "published_stop/", partial(_steps.step, stop="batch")),
+    Vectors("fedpha", "rho_0.8/", _steps.through_the_decomposition, "svd_gradient"),
+    Vectors("fedpha", "rho_0.5/", _steps.through_the_decomposition, "svd_gradient"),
     Vectors("promptfl", "words/", _steps.words),
     Vectors("promptfl", "mean/", _flows.mean),
     Vectors("fedmgp", "likeness/", _flows.fedmgp_likeness),

@@ -4,6 +4,7 @@ Every function returns the largest absolute difference of each quantity of its c
 """
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -38,9 +39,9 @@ def weights_of(case: Case) -> State:
     return case.state("theta.") or first.state("theta.")
 
 
-def scores(case: Case, alter: Alter) -> Differences:
-    """Scores, loss and gradients."""
-    ours = lab(case, alter)
+def scores(case: Case, alter: Alter, **options: Any) -> Differences:
+    """Scores, loss and gradients, with further ``options`` of our class."""
+    ours = lab(case, alter, **options)
     theta, batch = weights_of(case), ours.batch()
     differences = {"logits": gap(ours.logits(theta, batch), case.tensor("logits"))}
     loss, grads = ours.gradients(theta, batch, case.names("grad."))
@@ -50,9 +51,9 @@ def scores(case: Case, alter: Alter) -> Differences:
     return differences
 
 
-def step(case: Case, alter: Alter) -> Differences:
+def step(case: Case, alter: Alter, **options: Any) -> Differences:
     """The same, and tensors after a few steps of plain SGD, if the case has them."""
-    ours, differences = lab(case, alter), scores(case, alter)
+    ours, differences = lab(case, alter, **options), scores(case, alter, **options)
     expected, sgd = case.state("after."), case.json("sgd")
     if expected:
         stages = [Stage("train", case.json("rates"), int(sgd["steps"]))]
@@ -64,6 +65,13 @@ def step(case: Case, alter: Alter) -> Differences:
 def fed_to(method: type[Method]) -> Comparison:
     """A comparison for another of our classes, whose loss is that of the class that the case names."""
     return lambda case, alter: scores(case, lambda _: alter(method))
+
+
+def through_the_decomposition(case: Case, alter: Alter) -> Differences:
+    """FedPHA's gradient where the subspace is no constant."""
+    ours = lab(case, alter, svd_gradient=True)
+    _, grads = ours.gradients(weights_of(case), ours.batch(), ["context"])
+    return {"grad.context": gap(grads["context"], case.tensor("unrepaired.grad.context"))}
 
 
 def dp_fpl(case: Case, alter: Alter) -> Differences:
