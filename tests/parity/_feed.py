@@ -310,24 +310,22 @@ class _Replay:
             yield replace(batch, stage=asked[4])
 
 
-def lab(case: Case, alter: Alter = as_shipped, clients: int = 0, **changes: Any) -> Lab:
-    """The method that ``case`` names, with its parameters and ``changes``; ``alter`` may plant something in it."""
+def lab(case: Case, alter: Alter = as_shipped, counts: Tensor | None = None, **changes: Any) -> Lab:
+    """The method that ``case`` names, with its parameters and ``changes``; ``alter`` may plant something in it.
+
+    ``counts`` (clients, classes) are the clients' images, where the case does not say.
+    """
     module, _, name = case.text("class").partition(":")
     cls: type[Method] = getattr(importlib.import_module(module), name)
-    counts = case.tensor("train_counts") if "train_counts" in case and not clients else None
+    if counts is None and "train_counts" in case:
+        counts = case.tensor("train_counts")
     head = case.text("head") if "head" in case else "global"
-    return Lab(case, build(alter(cls), {**case.json("params"), **changes}, head, counts, clients or CLIENTS))
+    return Lab(case, build(alter(cls), {**case.json("params"), **changes}, head, counts))
 
 
-def build(
-    cls: type[Method],
-    params: dict[str, Any],
-    head: str = "global",
-    counts: Tensor | None = None,
-    clients: int = CLIENTS,
-) -> Method:
+def build(cls: type[Method], params: dict[str, Any], head: str = "global", counts: Tensor | None = None) -> Method:
     """``cls`` on the towers that it needs; without ``counts`` every client has one image of each class."""
-    counts = torch.ones(clients, CLASSES) if counts is None else counts
+    counts = torch.ones(CLIENTS, CLASSES) if counts is None else counts
     if "text" in cls.needs:
         names = tuple(Case("towers_clip").array("class_names").tolist())
         return cls(cls.Params(**params), clip_tower(), Task(names, counts, "none"))

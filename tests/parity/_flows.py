@@ -6,7 +6,7 @@ from torch import Tensor
 from fedprompt.methods import Batch, State
 from fedprompt.methods.fedmgp import slot_likeness
 from fedprompt.methods.fedpr import FedPRShallow
-from parity._feed import Alter, Case, Lab, build, gap, lab, stacked
+from parity._feed import CLASSES, Alter, Case, Lab, build, gap, lab, stacked
 from parity._steps import Differences
 
 
@@ -23,7 +23,8 @@ def shares(sizes: Tensor) -> Tensor:
 
 def sgpt(case: Case, alter: Alter) -> Differences:
     """Rounds of two batches per client; in round 2 clients 0 and 2 only."""
-    ours, sizes = lab(case, alter), case.tensor("sizes")
+    sizes = case.tensor("sizes")
+    ours = lab(case, alter, counts=sizes.sum(1, keepdim=True).expand(-1, CLASSES) / CLASSES)
     first = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.sum(1).cumsum(0)[:-1]])
 
     def batch(clients: list[int], part: int, stage: str = "train") -> Batch:
@@ -66,7 +67,7 @@ def pfedmoap_selection(case: Case, alter: Alter) -> Differences:
     """Which uploads are nearest; -1 stands for a client that the server does not know."""
     pool, chosen = case.tensor("pool"), case.tensor("chosen")
     settings = Case(case.file, "code/")
-    ours = lab(settings, alter, clients=len(pool), experts=int(case.array("experts")))
+    ours = lab(settings, alter, torch.ones(len(pool), CLASSES), experts=int(case.array("experts")))
     known = torch.zeros(len(pool), dtype=torch.bool)
     known[case.numbers("known")] = True
     sent = ours.received({"context": pool[0], "pool": pool, "known": known}, range(len(pool)))
