@@ -53,4 +53,5 @@ COMPARISONS = (
     *(Vectors("pfedpg", prefix, _flows.pfedpg) for prefix in ("one_head/", "four_heads/")),
     *(Vectors("fedpr", prefix, _flows.fedpr) for prefix in ("two_removed/", "five_removed/", "four_removed/")),
     Vectors("fedpr", "flow/", _flows.fedpr_flow),
+    Vectors("fedpr", "flow/", _flows.fedpr_last_visits, "last_visit"),
 )

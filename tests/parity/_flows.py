@@ -1,12 +1,14 @@
 """Whole rounds in the authors' code and in ours: visits, what the server makes of them, what clients predict then."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fedprompt.methods import Batch, State
 from fedprompt.methods.fedmgp import slot_likeness
 from fedprompt.methods.fedpr import FedPRShallow
-from parity._feed import CLASSES, Alter, Case, Lab, build, gap, lab, stacked
+from parity._feed import CLASSES, CLIENTS, Alter, Case, Lab, build, gap, lab, stacked
 from parity._steps import Differences
 
 
@@ -165,8 +167,8 @@ def pfedpg(case: Case, alter: Alter) -> Differences:
     return differences
 
 
-def fedpr_lab(case: Case, alter: Alter) -> Lab:
-    params = {"ratio": float(case.array("ratio")), "fro_normalize": True}
+def fedpr_lab(case: Case, alter: Alter, **options: Any) -> Lab:
+    params = {"ratio": float(case.array("ratio")), "fro_normalize": True, **options}
     return Lab(case, build(alter(FedPRShallow), params))
 
 
@@ -208,4 +210,25 @@ def fedpr_flow(case: Case, alter: Alter) -> Differences:
         prompt = received[visit : visit + 1]
         step = ours.projected(-rate * gradients[visit : visit + 1], "prompt", {"prompt": prompt}, round_)
         differences[f"visit {visit}"] = gap((prompt + step)[0], expected[visit])
+    return differences
+
+
+def fedpr_last_visits(case: Case, alter: Alter) -> Differences:
+    """The same visits; the projector is that of the server's prompt after the client's last visit, as in their code."""
+    ours, rate = fedpr_lab(case, alter, projector_of="last_visit"), float(case.array("rate"))
+    rounds, clients = case.tensor("round"), case.tensor("client")
+    sent, gradients, after = (case.tensor(name) for name in ("received", "gradient", "official_after"))
+    server: State = {"prompt": sent[0], "visited": torch.zeros(CLIENTS, dtype=torch.bool)}
+    server["last prompt"] = torch.zeros(CLIENTS, *sent[0].shape, dtype=sent.dtype)
+    differences: Differences = {}
+    for round_ in rounds.unique().tolist():
+        visits = rounds == round_
+        present = clients[visits].tolist()
+        received = ours.received(server, present)
+        step = ours.projected(-rate * gradients[visits], "prompt", received, round_)
+        theta = {**received, "prompt": received["prompt"] + step}
+        weights = torch.full((len(present),), 1 / len(present), dtype=torch.float64)
+        server = ours.aggregated(server, theta, received, weights, present)
+        differences[f"round{round_}.received"] = gap(received["prompt"], sent[visits])
+        differences[f"round{round_}.trained"] = gap(theta["prompt"], after[visits])
     return differences

@@ -11,10 +11,9 @@ from parity._steps import step, weights_of
 STATED = {vectors: entry for entry in parity_of_methods().values() for vectors in entry.vectors}
 UNREAD = (  # by the comparisons, because ...
     *("clip_towers/tokeniser/", "towers_clip/token_ids"),  # ... they are read by test_towers.py
-    "fedpr/flow/client",  # ... every visit is compared by itself
     *("dp_fpl/dp_fpl/rates", "dp_fpl/dp_fpl/sgd", "fedtpg/all/rates"),  # ... there are no steps
     *(f"sgpt/{case}/num_classes" for case in ("cifar", "office", "three_epochs")),  # ... the head has it
-    *("fedmgp/draw/", "fedpr/removed_counts/", "fedpr/flow/official_after"),  # ... see below
+    *("fedmgp/draw/", "fedpr/removed_counts/"),  # ... see below
     "fedmvp/unrepaired/",
 )
 
