@@ -47,3 +47,10 @@ def test_an_entry_says_what_agrees_or_why_nothing_does(name: str) -> None:
 def test_what_stands_in_for_parity_is_there(test: str) -> None:
     file, _, function = test.partition("::")
     assert re.search(rf"^def {function}\(", (ROOT / file).read_text(), re.MULTILINE)
+
+
+def test_the_page_of_methods_has_a_column_of_parity() -> None:
+    rows = re.findall(r"^\| \[`([\w-]+)`\].*\| (\S+) \|$", (ROOT / "docs" / "methods.md").read_text(), re.MULTILINE)
+    methods = {name: registry().resolve(name)[0] for name, _ in rows}
+    assert set(methods.values()) == set(ENTRIES)
+    assert {name: brief for name, brief in rows} == {name: ENTRIES[method].brief for name, method in methods.items()}
