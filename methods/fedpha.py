@@ -114,12 +114,12 @@ def subspace(context: Tensor, rho: float, full: bool = False) -> Tensor:
 
     The vectors are those of the thin decomposition, which span the context's rows, or of the full one, which span all.
     """
+    right: Tensor
     _, _, right = torch.linalg.svd(context, full_matrices=False)
     cut = math.floor(context.shape[1] * (1 - rho) + 1e-9)  # 5 * (1 - 0.8) is just below 1
     strong, weak = right[:, :cut], right[:, cut:]
     if full:  # all but the strong ones: no vector outside the rows is needed, nor has a gradient
-        everything: Tensor = torch.eye(context.shape[-1], dtype=context.dtype, device=context.device)
-        return everything - strong.mT @ strong
+        return torch.eye(context.shape[-1], dtype=context.dtype, device=context.device) - strong.mT @ strong
     return weak.mT @ weak
 
 

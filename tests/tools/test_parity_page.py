@@ -53,4 +53,4 @@ def test_the_page_of_methods_has_a_column_of_parity() -> None:
     rows = re.findall(r"^\| \[`([\w-]+)`\].*\| (\S+) \|$", (ROOT / "docs" / "methods.md").read_text(), re.MULTILINE)
     methods = {name: registry().resolve(name)[0] for name, _ in rows}
     assert set(methods.values()) == set(ENTRIES)
-    assert {name: brief for name, brief in rows} == {name: ENTRIES[method].brief for name, method in methods.items()}
+    assert dict(rows) == {name: ENTRIES[method].brief for name, method in methods.items()}
