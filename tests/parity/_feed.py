@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.backbones.text import TextTower
+from fedprompt.harness.federation.optimiser import learn
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.training import train
-from fedprompt.methods import Batch, Method, Stage, State, Task
+from fedprompt.methods import Batch, LearningServer, Method, Stage, State, Task
 
 VECTORS = Path(__file__).parent / "vectors"
 Tower = TypeVar("Tower", bound=nn.Module)
@@ -258,7 +259,12 @@ class Lab:
         self, server: State, theta: State, received: State, weights: Tensor, clients: Sequence[int]
     ) -> State:
         """The server's state after ``theta`` was trained from ``received``."""
-        return self.method.aggregate(server, self.method.upload(theta, received), weights, clients)
+        uploads = self.method.upload(theta, received)
+        new = self.method.aggregate(server, uploads, weights, clients)
+        if isinstance(self.method, LearningServer):
+            gradients = self.method.server_gradients(server, uploads, weights, clients)
+            new = {**new, **learn(self.method, server, gradients, {}, clients, 1.0)[0]}
+        return new
 
     def projected(self, step: Tensor, name: str, theta: State, round_: int) -> Tensor:
         """What the method makes of an optimiser's step in a visit that begins with ``theta``."""
