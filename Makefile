@@ -14,7 +14,7 @@ ifneq ($(shell cat "$(STAMP)" 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup bench bench-clip test test-fast test-browser coverage soak ui perf perf-peers lint typecheck docs excerpts clean
+.PHONY: help setup bench bench-clip test test-fast test-browser test-slurm coverage soak ui perf perf-peers lint typecheck docs excerpts clean
 
 # It has its own target.
 APART := --ignore=tests/soak
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@if test -s "$@" && test "$$(cat "$@")" != "$(CURDIR)"; then \
 	  echo "$(VENV) ran the checkout $$(cat "$@"); from now on it runs this one ($(CURDIR)), until make is called there"; fi
 	@echo "installing into $(VENV) (a few minutes and about 6 GB the first time)"
-	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip,ray,postgres]'
+	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[dev,clip,ray,slurm,postgres]'
 	@printf '%s' "$(CURDIR)" > "$@"
 	@echo "done; call $(BIN)/fedprompt, or plain fedprompt after: source $(BIN)/activate"
 
@@ -64,6 +64,11 @@ test-browser: setup  ## the report's page and the MLflow UI in a real browser (i
 	  { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver; }
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	"$(BIN)/python" -m pytest tests/browser -v
+
+test-slurm: setup  ## the executor slurm on a real Slurm of one node (installs slurm-wlm and munge; needs root)
+	@command -v slurmctld >/dev/null && command -v munged >/dev/null || \
+	  { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq slurm-wlm munge; }
+	OMP_NUM_THREADS=1 $(SUDO) "$(BIN)/python" -m pytest tests/harness/running/executors/test_slurm.py -v
 
 soak: setup  ## kills, random input, a full disk, two benches on one folder; at most 20 minutes
 	OMP_NUM_THREADS=1 timeout -s INT -k 1m 20m "$(BIN)/python" -m pytest tests/soak -p no:cacheprovider
@@ -103,8 +108,10 @@ typecheck: setup links  ## mypy --strict
 docs: setup links  ## the documentation as a site in build/site; warnings are errors
 	@"$(BIN)/python" -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict --quiet
+	"$(BIN)/python" tools/published.py pages build/site/reference
 
-excerpts: setup  ## tables of README and docs/results.md, anew from results/reference
+excerpts: setup  ## reports in results/reference, and tables of README and docs/results.md, in present words
+	@"$(BIN)/python" tools/published.py texts
 	@"$(BIN)/python" tools/excerpt.py README.md docs/results.md
 
 clean:  ## remove what make made, but no results

@@ -2,11 +2,11 @@
 
 An *edit* maps (block index, tokens entering that block) to the tokens the block really gets. Row 0 is CLS, prompts
 come directly after it and carry no positional embedding. Shallow, deep and inserted prompts are edits; so is
-whatever a method invents, because it sees the tokens of every block. Rows that the next block will not see go apart, as
-`Prompted`: the block attends to them, and what it would make of them is not computed.
+whatever a method invents, because it sees the tokens of every block. Rows that the next block will not see are
+returned separately, as `Prompted`: the block attends to them, and their own outputs are not computed.
 
-A *block pass* takes the place of the blocks themselves: it maps (block index, block, tokens, rows) to the block's first
-output rows. Low-rank updates and adapters, which act inside a block or beside it, are block passes around `block_rows`.
+A *block pass* replaces the blocks themselves: it maps (block index, block, tokens, rows) to the block's first output
+rows. Low-rank updates and adapters, which act inside a block or parallel to it, are block passes around `block_rows`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ FEW_KEYS = 32  # up to here attention is faster on a CPU without the fused kerne
 
 
 class Prompted(NamedTuple):
-    """Tokens of a block, and prompt rows that end with it: keys and values for the tokens, but never queries."""
+    """Tokens of a block, and prompt rows for this block only: keys and values for the tokens, but never queries."""
 
     tokens: Tensor
     prompts: Tensor  # (n, T, d)
@@ -41,14 +41,18 @@ def insert(tokens: Tensor, prompt: Tensor) -> Tensor:
 
 
 def shallow(prompt: Tensor, at: int = 0) -> Edit:
-    """Insert (n, T, d) once, before block ``at``; the rows then propagate like any other token."""
+    """The edit that inserts (n, T, d) once, before block ``at``; the rows then propagate like any other token.
+
+    Shallow visual prompt tuning: ``vit.cls(images, shallow(prompt))``.
+    """
     return lambda block, tokens: insert(tokens, prompt) if block == at else tokens
 
 
 def deep(prompts: Tensor, start: int = 0, after_depth: Literal["propagate", "drop"] = "propagate") -> Edit:
-    """Give each block from ``start`` on its own rows from (n, depth, T, d); what earlier rows became is discarded.
+    """The edit that gives each block from ``start`` on its own rows from (n, depth, T, d).
 
-    After the last prompted block its rows propagate or are dropped.
+    What a block makes of its rows is discarded before the next one. The rows of the last prompted block propagate or
+    are dropped. Deep visual prompt tuning: ``vit.cls(images, deep(prompts))``.
     """
     depth = prompts.shape[1]
 
@@ -63,7 +67,12 @@ def deep(prompts: Tensor, start: int = 0, after_depth: Literal["propagate", "dro
 
 
 class FrozenViT(nn.Module):
-    """A plain timm ViT (class token, absolute positions, pre-norm blocks) that never trains."""
+    """A plain timm ViT (class token, absolute positions, pre-norm blocks) that never trains.
+
+    Methods read `cls` or `forward` with their prompts as an edit. ``offers`` is what a method may declare as a need;
+    ``depth``, ``width``, ``tokens`` (CLS and patches), ``patch_size`` and ``image_size`` are its shapes. All clients
+    share one backbone: nothing in it may change.
+    """
 
     mean: Tensor
     std: Tensor
@@ -85,12 +94,12 @@ class FrozenViT(nn.Module):
         self.eval()
 
     def keep_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """The mean and deviation of channels, for pixels from 0 to 255."""
+        """Register the channels' mean and deviation, given for pixels from 0 to 1, for pixels from 0 to 255."""
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, 255 * torch.tensor(values).view(1, 3, 1, 1), persistent=False)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """uint8 images as the weights expect them."""
+        """uint8 images on the backbone's device, normalised as its weights expect."""
         return (images.to(self.device, self.mean.dtype) - self.mean) / self.std
 
     def train(self, mode: bool = True) -> "FrozenViT":  # noqa: ARG002
@@ -99,10 +108,11 @@ class FrozenViT(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are, and where images are moved."""
         return self.mean.device
 
     def embed(self, images: Tensor) -> Tensor:
-        """uint8 images (n, 3, h, w) to the tokens entering block 0; such tokens, (n, 1+M, d), stay as they are."""
+        """uint8 images (n, 3, h, w) to the tokens that enter block 0, (n, 1+M, d); tokens are returned unchanged."""
         if images.dim() == 3:
             return images
         tokens: Tensor = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(self.pixels(images))))
@@ -116,9 +126,14 @@ class FrozenViT(nn.Module):
         stop: int | None = None,
         block_pass: BlockPass | None = None,
     ) -> Tensor:
-        """Normalised output rows 0..rows-1 after block ``stop`` (all blocks by default), (n, rows, d).
+        """The final norm of output rows 0..rows-1, (n, rows, d).
 
-        The last block is computed for those rows only: the other outputs would be thrown away.
+        Args:
+            images: uint8 images, or the tokens that `embed` made of them.
+            edit: prompts, see the module's docstring.
+            rows: how many rows are wanted; row 0 is CLS. The last block is computed for those rows only.
+            stop: leave out the blocks from this one on; None runs all of them.
+            block_pass: adapters or low-rank updates, see the module's docstring.
         """
         tokens = self.embed(images)
         last = (self.depth if stop is None else stop) - 1
@@ -130,7 +145,7 @@ class FrozenViT(nn.Module):
                 tokens = block_rows(block, tokens, wanted, prompts=prompts)
             elif prompts is None:
                 tokens = block_pass(index, block, tokens, wanted)
-            else:  # it knows of no rows apart: they are its last ones, and are cut off
+            else:  # a block pass takes no separate rows: they come last and are cut off
                 tokens = block_pass(index, block, torch.cat([tokens, prompts], dim=1), wanted)
         normed: Tensor = self.vit.norm(tokens[:, :rows])
         return normed
@@ -142,7 +157,7 @@ class FrozenViT(nn.Module):
         stop: int | None = None,
         block_pass: BlockPass | None = None,
     ) -> Tensor:
-        """The image feature of every method: LNf of the CLS row, (n, d)."""
+        """The image feature of every method: the final norm of the CLS row, (n, d). Arguments as for `forward`."""
         return self.forward(images, edit, stop=stop, block_pass=block_pass)[:, 0]
 
     @torch.no_grad()
@@ -163,13 +178,17 @@ def block_rows(
 ) -> Tensor:
     """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value.
 
-    ``added`` makes of the normed tokens what is added to queries and values, (n, tokens, d) each. ``prompts``,
-    (n, T, d), are further keys and values.
+    Args:
+        block: a block of the backbone.
+        tokens: what enters it, (n, tokens, d).
+        rows: how many output rows are wanted.
+        added: from the normed tokens to what is added to queries and values, (n, tokens, d) each (low-rank updates).
+        prompts: further keys and values, (n, T, d), with no output of their own.
     """
     normed, attention = block.norm1(tokens), block.attn
     keys = [normed] if prompts is None else [normed, block.norm1(prompts)]
     few = added is None and 4 * rows <= attention.head_dim and isinstance(attention.k_norm, nn.Identity)
-    if few or normed.requires_grad:  # else only the prompts need a gradient, and have it if they stay apart
+    if few or normed.requires_grad:  # else only the prompts need a gradient: projected separately, only they get one
         keys = [_joined(keys)]
     mixed = (
         _few_queries(attention, normed[:, :rows], *keys) if few else _attended(attention, normed[:, :rows], keys, added)
@@ -189,7 +208,7 @@ def _attended(
     keys: Sequence[Tensor],
     added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """What normed rows ``queries`` gather from the normed rows of all ``keys``, (n, rows, d)."""
+    """Attention of the normed rows ``queries`` over the normed rows of all ``keys``, (n, rows, d)."""
     per_query, per_key, per_value = _projections(attention)
     query = F.linear(queries, *per_query)
     key, value = (_joined([F.linear(rows, *each) for rows in keys]) for each in (per_key, per_value))
@@ -210,8 +229,10 @@ def _attended(
 
 
 def _few_queries(attention: Any, queries: Tensor, keys: Tensor) -> Tensor:
-    """The same for a few rows without any token's key or value: the maps that make them act on the queries, and on the
-    mean of the tokens that a query gathers. A key's bias adds the same to all scores of a query, which softmax undoes.
+    """The same for a few rows, without computing the keys and values of tokens.
+
+    The queries and the pooled tokens are projected instead. A key's bias adds the same to all scores of a query, which
+    softmax undoes.
     """
     per_query, per_key, per_value = _projections(attention)
     shape = (attention.num_heads, attention.head_dim)
@@ -224,13 +245,13 @@ def _few_queries(attention: Any, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _projections(attention: Any) -> list[tuple[Tensor, Tensor | None]]:
-    """Weight and bias of queries, keys and values: three products copy no gradient, one product does."""
+    """Weight and bias of queries, keys and values. Three products copy no gradient; a single one would."""
     weights, bias = attention.qkv.weight.chunk(3), attention.qkv.bias
     return list(zip(weights, (None,) * 3 if bias is None else bias.chunk(3), strict=True))
 
 
 def _require_plain(vit: nn.Module, name: str) -> None:
-    """Prompt rows sit after row 0 and blocks are taken apart, so the model must be what it seems."""
+    """Prompt rows come after row 0 and blocks are computed in parts, so only a plain ViT gives right results."""
     from timm.layers.attention import Attention  # here, because importing timm takes seconds and `methods` needs none
     from timm.models.vision_transformer import Block, VisionTransformer
 

@@ -17,8 +17,23 @@ if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
 TEMPLATE = "a photo of a {}."
 
 
+def fill_template(template: str, class_names: Sequence[str]) -> list[str]:
+    """One sentence per class: `a photo of a {}.` with each name, as it is spoken, in place of the braces."""
+    if template.count("{}") != 1:
+        places = template.count("{}") or "no"
+        raise UserError(
+            f"template {template!r} has {places} place{'s' * (places != 1)} for the class name; "
+            f"write {{}} once, as in {TEMPLATE!r}."
+        )
+    return [template.replace("{}", spoken_name(name)) for name in class_names]
+
+
 class FrozenCLIP(FrozenViT):
-    """Image and text towers that never train. To a ViT method it is the image tower."""
+    """Image and text towers that never train. To a ViT method it is the image tower.
+
+    ``logit_scale`` is what cosines are multiplied with, ``dim`` the width of the shared space, ``templates`` the
+    zero-shot sentences that go with these weights.
+    """
 
     offers = FrozenViT.offers | {"text", "spatial tokens"}
     projection: nn.Module
@@ -37,13 +52,13 @@ class FrozenCLIP(FrozenViT):
     ) -> None:
         super().__init__(vit, name, weights, mean, std)
         self.projection, self.text = projection.requires_grad_(False), text.requires_grad_(False)
-        self.logit_scale = logit_scale  # what cosines are multiplied with, exp of the trained parameter
+        self.logit_scale = logit_scale  # multiplies cosines: exp of the trained parameter
         self.templates = tuple(templates)  # the zero-shot prompts that go with these weights
         self.dim = int(projection.out_features)
         self.eval()
 
     def project(self, features: Tensor) -> Tensor:
-        """Frozen CLS features (..., width), as `cls` gives them or a cache keeps them, in the shared space (..., d)."""
+        """CLS features (..., width), from `cls` or a cache, as unit vectors in the shared space (..., d)."""
         return F.normalize(self.projection(features), dim=-1)
 
     def image_features(self, images: Tensor, edit: Edit | None = None) -> Tensor:
@@ -51,11 +66,11 @@ class FrozenCLIP(FrozenViT):
         return self.project(self.cls(images, edit))
 
     def spatial(self, images: Tensor) -> Tensor:
-        """L2-normalised embeddings of the patches, (n, M, d)."""
+        """L2-normalised embeddings of the patches, (n, M, d): what methods with local features compare with texts."""
         return self.project(self(images, rows=self.tokens)[:, 1:])
 
     def class_prompts(self, class_names: Sequence[str], length: int) -> Prompts:
-        """Tokenise `X ... X name.` once; `text_features` fills in the contexts."""
+        """`X ... X name.` for every class, tokenised once; `text_features` replaces the ``length`` placeholders."""
         return self.text.class_prompts(class_names, length)
 
     def text_features(self, context: Tensor, prompts: Prompts) -> Tensor:
@@ -73,11 +88,5 @@ class FrozenCLIP(FrozenViT):
         Several templates are an ensemble: the mean of their normalised embeddings, normalised again.
         """
         templates = self.templates if templates is None else templates
-        for template in templates:
-            if "{}" not in template:
-                raise UserError(
-                    f"template {template!r} has no place for the class name; write one such as {TEMPLATE!r}."
-                )
-        names = [spoken_name(name) for name in class_names]
-        each = [self.text(self.text.tokenise([template.format(name) for name in names]))[0] for template in templates]
+        each = [self.text(self.text.tokenise(fill_template(template, class_names)))[0] for template in templates]
         return F.normalize(torch.stack(each).mean(0), dim=-1)

@@ -42,7 +42,7 @@ class FrozenResNetCLIP(FrozenCLIP):
         self.eval()  # batch norm keeps the statistics of its training
 
     def embed(self, images: Tensor) -> Tensor:
-        """uint8 images to what enters the attention: the mean of all places, then the places, (n, 1+M, channels)."""
+        """uint8 images to the input of the attention: the mean of all places, then the places, (n, 1+M, channels)."""
         net = self.resnet
         places = net.stem(self.pixels(images))
         for layer in (net.layer1, net.layer2, net.layer3, net.layer4):

@@ -17,7 +17,7 @@ MICRO_SIZE, MICRO_PATCH = 32, 8
 
 
 def clip_spec(name: str, weights: str | None, image_size: int | None) -> BackboneSpec:
-    """Check a user's choice without building towers.
+    """Check a user's choice without building towers or asking the network.
 
     ``weights`` is a file, `random`, None for micro-clip's own, or a tag of open_clip's, whose identity is `hub:TAG`.
     """
@@ -59,7 +59,7 @@ def _fitting(name: str, size: int, patch: int) -> int:
 
 
 def load_clip(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenCLIP:
-    """Build ``spec``; ``weights`` is the file it was made from, where there is one."""
+    """Build the towers of ``spec``, fetching the weights of a tag; ``weights`` is the file behind ``spec``, if any."""
     meta = torch.device(device).type == "meta"
     if spec.weights.startswith("sha256:"):
         path = Path(weights) if weights else ASSET

@@ -1,4 +1,4 @@
-"""Frozen features: without augmentation they are a function of the image, so each is computed once and kept."""
+"""Frozen features: without augmentation they are a function of the image, so each is computed once and stored."""
 
 import hashlib
 import logging
@@ -25,9 +25,13 @@ log = logging.getLogger(__name__)
 def frozen_features(
     backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
 ) -> Tensor:
-    """CLS features without prompts after ``depth`` blocks (all by default), (images, d), on the CPU.
+    """CLS features of a data set's images without prompts, (images, d), on the CPU.
 
-    Only those of ``rows`` are computed (all by default); the others are zero.
+    Args:
+        backbone: computes on its own device.
+        dataset: its images must have the backbone's size.
+        depth: how many blocks; None means all.
+        rows: the images that are needed; None means all. The features of others are zero.
     """
     if depth is not None and not 1 <= depth <= backbone.depth:
         raise UserError(
@@ -44,7 +48,11 @@ def frozen_features(
 def cached_features(
     backbone: FrozenViT, dataset: Dataset, depth: int | None = None, rows: np.ndarray | None = None
 ) -> Tensor:
-    """The same from disk where a run with these weights and these images has left them, verified by their digest."""
+    """:func:`frozen_features` from disk, if an earlier run with these weights and images has stored them.
+
+    Stored features are verified by their digest. Those of weights from the hub are never stored: what the hub serves
+    under a name may change.
+    """
     if rows is not None and len(rows) > len(dataset.images) / 2:
         rows = None  # most of them: other partitions will want the rest
     key = f"{dataset.checksum}/{backbone.name}/{backbone.weights}/{backbone.image_size}/{backbone.device.type}"

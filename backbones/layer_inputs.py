@@ -1,4 +1,4 @@
-"""Frozen tokens: what enters blocks without prompts is a function of the image, computed once while memory allows."""
+"""Frozen tokens: what enters blocks without prompts is a function of the image, kept while memory allows."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ CHUNK = 64
 
 
 def kept_images(backbone: FrozenViT, depth: int | None, memory: int) -> int:
-    """Images whose tokens fit into ``memory`` bytes."""
+    """How many images' tokens for the first ``depth`` blocks (all by default) fit into ``memory`` bytes."""
     floats = (depth or backbone.depth) * backbone.tokens * backbone.width
     return memory // (floats * backbone.mean.element_size())
 
@@ -19,20 +19,22 @@ def kept_images(backbone: FrozenViT, depth: int | None, memory: int) -> int:
 class LayerInputs:
     """Tokens entering the first ``depth`` blocks of a pass without prompts, by the image's row in its data set.
 
-    They are kept until ``memory`` bytes are full; those of further images are computed whenever they are asked for.
-    On the CPU an image's tokens are the same bits whichever images share its pass, so memory changes no result.
+    They are kept until ``memory`` bytes are full; those of further images are computed whenever they are asked for::
+
+        inputs = LayerInputs(backbone, dataset.images)
+        tokens = inputs(torch.tensor([5, 7, 5]))  # of three images, computed for two
     """
 
     def __init__(self, backbone: FrozenViT, images: Images, depth: int | None = None, memory: int = 2**30) -> None:
         self._backbone, self._images, self._depth = backbone, images, depth or backbone.depth
         shape = (self._depth, backbone.tokens, backbone.width)
-        # Pages are taken when they are written: what is never asked for costs no memory.
+        # Memory is taken as it is written: what is never asked for costs none.
         self._kept = backbone.mean.new_empty(min(kept_images(backbone, depth, memory), len(images)), *shape)
         self._place = torch.full((len(images),), -1)  # of each image among the kept ones
         self._count = 0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Those of images ``rows``, (n, depth, 1+M, d)."""
+        """The tokens of images ``rows``, (n, depth, 1+M, d), on the backbone's device."""
         new = np.unique(rows[self._place[rows] < 0].numpy())
         self._keep(torch.from_numpy(new[: len(self._kept) - self._count]))
         place = self._place[rows]

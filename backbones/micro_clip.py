@@ -21,6 +21,7 @@ from fedprompt.backbones.text import TextTower
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import parse_json
 
 MICRO_CLIP = "micro-clip"
 ASSET = Path(__file__).parent / "assets" / "micro-clip.safetensors"
@@ -32,11 +33,12 @@ _TOKEN = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
 def words_of(text: str) -> list[str]:
+    """Lower-case words, and other signs one by one."""
     return _TOKEN.findall(text.lower())
 
 
 class WordTokenizer:
-    """Whole words where the vocabulary has them, letters where it has not; other signs are left out."""
+    """Words of the vocabulary as one token, other words as their letters; signs that it lacks are left out."""
 
     def __init__(self, vocabulary: Iterable[str], context_length: int = TEXT_ARCH["context_length"]) -> None:
         self.vocabulary = tuple(vocabulary)
@@ -44,7 +46,7 @@ class WordTokenizer:
         self.start, self.end, self.context_length = self.ids[_START], self.ids[_END], context_length
 
     def __call__(self, text: str, spelled: frozenset[int] = frozenset()) -> list[int]:
-        """Ids of ``text``; the words at the places ``spelled`` are written in letters although they are known."""
+        """Ids of ``text``; words at the places ``spelled`` are written in letters even if the vocabulary has them."""
         ids = [self.start]
         for place, word in enumerate(words_of(text)):
             if word in self.ids and place not in spelled:
@@ -61,7 +63,10 @@ def make_vocabulary(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def new_towers(vocabulary: tuple[str, ...], seed: int, image_size: int = 32, meta: bool = False) -> nn.ModuleDict:
-    """Both towers and the image projection with weights drawn from ``seed``; torch's global stream stays as it was."""
+    """Both towers and the image projection (`image`, `text`, `projection`) with weights drawn from ``seed``.
+
+    torch's global generator stays as it was. With ``meta`` there are shapes and no values.
+    """
     width = TEXT_ARCH["width"]
     with torch.device("meta" if meta else "cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "pretrain", "micro-clip", "init"))
@@ -80,10 +85,10 @@ def new_towers(vocabulary: tuple[str, ...], seed: int, image_size: int = 32, met
 def save_micro_clip(
     towers: nn.ModuleDict, logit_scale: Tensor, vocabulary: tuple[str, ...], templates: tuple[str, ...], out: Path
 ) -> None:
-    """One file that is complete: weights, vocabulary and zero-shot templates.
+    """Write weights, vocabulary and zero-shot templates to one file.
 
     Text tower and projections are stored in half precision. The image tower is stored as it is, so that it stays
-    micro-vit bit for bit and both families can stand on one backbone.
+    micro-vit bit for bit and both families share one backbone.
     """
     state = {name: value if name.startswith("image.") else value.half() for name, value in towers.state_dict().items()}
     state["logit_scale"] = logit_scale.detach().float()
@@ -94,12 +99,19 @@ def save_micro_clip(
 
 
 def read_micro_clip(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and its vocabulary and templates."""
+    """The tensors of a file, and its ``vocabulary`` and ``templates``; the file may come from anywhere."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            described: dict[str, Any] = json.loads((file.metadata() or {})[MICRO_CLIP])
-        return safetensors.torch.load_file(path), described
-    except (OSError, KeyError, json.JSONDecodeError, safetensors.SafetensorError) as error:
+            described = parse_json((file.metadata() or {})[MICRO_CLIP], path)
+        words, templates = described["vocabulary"], described["templates"]
+        if not all(isinstance(word, str) for word in [*words, *templates]) or not templates:
+            raise ValueError("its vocabulary and templates are not lists of words")
+        if not {_PAD, _START, _END, *SPELLING} <= set(words):
+            raise ValueError("its vocabulary lacks letters or marks")
+        state = safetensors.torch.load_file(path)
+        state["logit_scale"].exp().item()
+        return state, {"vocabulary": words, "templates": templates}
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, UserError, safetensors.SafetensorError) as error:
         raise UserError(
             f"weights {str(path)!r} are not a micro-clip file ({type(error).__name__}); "
             "write one with 'fedprompt pretrain micro-clip --out FILE'."
@@ -107,7 +119,7 @@ def read_micro_clip(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_micro_clip(path: Path, identity: str, image_size: int = 32, meta: bool = False) -> FrozenCLIP:
-    """The model of a file; with the identity `random` only its vocabulary and templates are the file's."""
+    """The model of a file; with the identity `random` only vocabulary and templates come from the file."""
     state, described = read_micro_clip(path)
     vocabulary = tuple(described["vocabulary"])
     towers = new_towers(vocabulary, seed=0, image_size=image_size, meta=meta)
@@ -130,7 +142,7 @@ def _load(towers: nn.ModuleDict, state: dict[str, Tensor], path: Path) -> None:
         positions = state["image.pos_embed"]
         state["image.pos_embed"] = resample_abs_pos_embed(positions, vit.patch_embed.grid_size, num_prefix_tokens=1)
         towers.load_state_dict(state)  # half precision is widened as it is copied
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, ValueError, IndexError) as error:
         raise UserError(
             f"weights {str(path)!r} do not fit {MICRO_CLIP}: {error}; they may be of another version of the suite."
         ) from error

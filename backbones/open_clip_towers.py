@@ -4,7 +4,6 @@ open_clip builds the model, reads the checkpoint and brings the tokenizer; of it
 ResNets run in a method.
 """
 
-import json
 import logging
 import pickle
 from collections.abc import Iterator, Mapping
@@ -23,12 +22,15 @@ from fedprompt.backbones.clip_resnet import FrozenResNetCLIP
 from fedprompt.backbones.text import TextTower
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import read_table
 
 INSTALL = "pip install 'fedprompt-bench[clip]'"
 QUICK = "-quickgelu"
+HUGGING_FACE = ("hf_model_name", "hf_tokenizer_name")  # keys of a text tower that is not open_clip's own
 
 
 def open_clip() -> Any:
+    """The package, which is optional; without it the error says how to install it."""
     try:
         import open_clip as package
     except ImportError as error:
@@ -37,16 +39,27 @@ def open_clip() -> Any:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """open_clip's configuration of a model, or an error with the nearest names."""
-    config: dict[str, Any] | None = open_clip().get_model_config(name)
-    if config is None:
-        plain = [model for model in open_clip().list_models() if model.startswith(("ViT-", "RN"))]
-        raise unknown("open_clip model", name, plain)
+    """open_clip's configuration of a model that it lists, or an error with the nearest names.
+
+    Only listed names: open_clip would fetch `hf-hub:...` from the network and run what `local-dir:...` names. Models
+    whose text side is a Hugging Face model or tokenizer are refused, since building them fetches its files.
+    """
+    models = open_clip().list_models()
+    if name not in models:
+        raise unknown("open_clip model", name, [model for model in models if model.startswith(("ViT-", "RN"))])
+    config: dict[str, Any] = open_clip().get_model_config(name)
+    foreign = [config["text_cfg"][key] for key in HUGGING_FACE if config["text_cfg"].get(key)]
+    if foreign:
+        raise _unfit(name, f"needs {foreign[0]!r} of another library for its text")
     return config
 
 
 def build_model(name: str, weights: str, image_size: int, meta: bool = False) -> Any:
-    """open_clip's own model. ``weights`` is `random`, a file or one of open_clip's tags."""
+    """open_clip's own model, from which `rebuild` takes the tensors.
+
+    ``weights`` is `random` (drawn from a fixed key), a file, or one of open_clip's tags, which is fetched. A file or
+    tag that was trained with the other GELU is refused. With ``meta`` there are shapes and no values.
+    """
     quick = bool(model_config(name).get("quick_gelu", False))
     options: dict[str, Any] = {"force_image_size": image_size, "weights_only": True}
     if weights == "random":
@@ -77,7 +90,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """open_clip logs to the root logger what our errors and records say."""
+    """Silence open_clip, which writes to the root logger what our errors and records say."""
     logger = logging.getLogger()
     level, logger.level = logger.level, logging.ERROR
     try:
@@ -94,14 +107,15 @@ def _tag_is_quick(name: str, tag: str) -> bool:
 
 
 def file_is_quick(path: Path) -> bool | None:
-    """Whether a checkpoint file was trained with quick GELU; None if the file does not tell.
+    """Whether a checkpoint file was trained with quick GELU; None if nothing shows it.
 
-    Tensors are the same either way. What gives OpenAI's weights away, the ones this happens with: the three
-    numbers their files carry, their mixture of precisions, a configuration beside the file, or the file's name.
+    Tensors look the same either way. OpenAI's weights, for which it matters most, can be recognised: by three numbers
+    that their files carry, their mixture of precisions, a configuration next to the file, or the file's name.
     """
-    beside = path.parent / "open_clip_config.json"
-    if beside.is_file():
-        return bool(json.loads(beside.read_text()).get("model_cfg", {}).get("quick_gelu", False))
+    config = path.parent / "open_clip_config.json"
+    if config.is_file():
+        model = read_table(config).get("model_cfg", {})
+        return bool(model.get("quick_gelu", False)) if isinstance(model, dict) else None
     if "openai" in path.name.lower():
         return True
     if path.suffix == ".safetensors":
@@ -134,7 +148,10 @@ def _require_gelu(name: str, weights: str, quick: bool, wanted: bool | None, wha
 
 
 def rebuild(model: Any, name: str, identity: str, tokenizer: Any) -> FrozenCLIP:
-    """Our towers with the tensors of open_clip's ``model``; none is copied."""
+    """Our towers around the tensors of open_clip's ``model``; none is copied.
+
+    Refuses, with the reason, a model whose towers cannot be rebuilt exactly. ``identity`` is that of the weights.
+    """
     text = _text_tower(getattr(model, "text", model), name, tokenizer)
     preprocess = open_clip().model.get_model_preprocess_cfg(model)
     mean = preprocess.get("mean") or open_clip().OPENAI_DATASET_MEAN

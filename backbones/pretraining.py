@@ -41,6 +41,7 @@ def new_model(seed: int, num_classes: int = 0) -> VisionTransformer:
 
 
 def normalise(images: np.ndarray) -> torch.Tensor:
+    """uint8 images as micro-vit reads them."""
     return (torch.from_numpy(images.astype(np.float32)) / 255 - MEAN) / STD
 
 
@@ -54,10 +55,11 @@ def pretrain(
     data: Dataset | None = None,
     probes: bool = True,
 ) -> dict[str, Any]:
-    """Train on glyph-pretrain; write the weights without their class head to ``out`` and a record beside it (.json).
+    """Train on glyph-pretrain; write the weights without their class head to ``out`` and a record next to it (.json).
 
-    The record, which is also returned, holds the settings, the accuracy on held-out images of the pretraining
-    classes and, with ``probes``, what ``probe`` measures.
+    The record, which is also returned, has the settings, the accuracy on held-out images of the pretraining
+    classes and, with ``probes``, what ``probe`` measures. The rate ``lr`` rises for ``warmup`` steps, then falls to
+    zero along a cosine. ``data`` replaces glyph-pretrain.
     """
     if steps < 1:
         raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 6000).")
@@ -101,7 +103,7 @@ def pretrain(
 
 
 def _check_writable(out: Path) -> None:
-    """Fail before the work, not after it."""
+    """Raise a UserError before the work rather than after it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = out.with_suffix(".part")
@@ -135,7 +137,7 @@ def shift(images: torch.Tensor, rng: torch.Generator, most: int = 2) -> torch.Te
 
 @torch.no_grad()
 def predict(model: VisionTransformer, images: np.ndarray, batch: int = 512) -> torch.Tensor:
-    """What the model says of each image: logits, or CLS features after the final norm if it has no head."""
+    """The model's output for each image: logits, or CLS features after the final norm if it has no head."""
     model.eval()
     return torch.cat([model(normalise(images[i : i + batch])) for i in range(0, len(images), batch)])
 

@@ -1,8 +1,8 @@
 """Train micro-clip: a small text tower and both projections against the frozen micro-vit, on captions of glyphs.
 
-As CLIP has met the class names of its benchmarks, micro-clip sees every class by name in the styles that micro-vit
-knows; in the other styles it sees only the classes that no benchmark has. It learns from pictures of its own, in
-fonts of which some are held out, and from no image of a benchmark, neither of its training nor of its test part.
+Like CLIP, which has met the class names of its benchmarks, micro-clip sees every class by name in the styles that
+micro-vit knows; in the other styles it sees only the classes that no benchmark has. It learns from its own pictures,
+with some fonts held out, and never from an image of a benchmark.
 """
 
 import json
@@ -39,10 +39,10 @@ from fedprompt.core.rng import numpy_rng, torch_rng
 from fedprompt.datasets import Dataset, glyphs
 from fedprompt.datasets.glyph_fonts import FONTS, mask
 
-# One cut of each family; every family and every attribute is still met in another cut.
+# One cut of each family; training still shows every family and every attribute in another cut.
 HELD_OUT_FONTS = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")
 CAPTIONS = ("a {style} of the {name}", "the {name} in {style}", "a picture of the {name}", "{name}")
-# Zero-shot candidates: one template, or all of a tuple as an ensemble. Chosen on pictures of the pretraining.
+# Zero-shot candidates: each tuple is an ensemble. Chosen on validation pictures of the pretraining.
 TEMPLATES: tuple[tuple[str, ...], ...] = (
     ("{}.",),
     ("the {}.",),
@@ -56,7 +56,7 @@ LONGEST_FILLER = 16  # placeholders ahead of a caption: later positions are trai
 
 @dataclass(frozen=True)
 class Pictures:
-    """What the image tower says of pictures of captioned glyphs; row ``i`` of every array is picture ``i``."""
+    """Features of pictures of captioned glyphs; row ``i`` of every array is picture ``i``."""
 
     features: Tensor  # (n, width) CLS features of the frozen micro-vit
     labels: np.ndarray  # (n,) place in `all_classes()`
@@ -68,11 +68,12 @@ class Pictures:
 
 
 def all_classes() -> str:
+    """The characters of all three glyph sets: what micro-clip knows by name."""
     return glyphs.DOMAINS.chars + glyphs.HUNDRED.chars + glyphs.PRETRAIN.chars
 
 
 def styles_of(char: str) -> list[str]:
-    """In which styles a class may be met in pretraining."""
+    """The styles in which pretraining shows a class."""
     return [style for style in glyphs.DRAW if style in glyphs.SEEN_STYLES or char in glyphs.PRETRAIN.chars]
 
 
@@ -85,7 +86,11 @@ def pretrain_clip(
     warmup: int = 100,
     each: int = TRAIN_EACH,
 ) -> dict[str, Any]:
-    """Write the weights to ``out`` and the record, which is also returned, beside it (.json)."""
+    """Train micro-clip; write its file to ``out`` and the record, which is also returned, next to it (.json).
+
+    The zero-shot templates are chosen among ``TEMPLATES`` on validation pictures in held-out fonts, before any
+    benchmark is opened.
+    """
     if steps < 1:
         raise UserError(f"{steps} steps of pretraining are too few; give at least 1 (the default is 1200).")
     pretraining._check_writable(out)
@@ -121,7 +126,9 @@ def pretrain_clip(
 
 
 def draw_pictures(image_tower: Any, part: str, fonts: Sequence[str], each: int, seed: int) -> Pictures:
-    """``each`` pictures of every class in every style it may be met in, spread evenly over ``fonts``.
+    """``each`` pictures of every class in every style that pretraining shows it in, spread evenly over ``fonts``.
+
+    ``part`` (train, validation) is part of the key of their draws.
 
     A class that none of ``fonts`` has is left out.
     """
@@ -154,7 +161,7 @@ def _paint(masks: Tensor, style: str, rng: torch.Generator) -> np.ndarray:
 
 
 def attributes(font: str) -> list[str]:
-    """What a caption may say of a font."""
+    """The words that describe a font in a caption: bold, slanted, serif."""
     applies = {
         "bold": "Bol" in font,
         "slanted": "Oblique" in font or "Ita" in font,
@@ -181,7 +188,10 @@ def _all_captions() -> list[str]:
 def tokenise(
     texts: Sequence[str], tokenizer: WordTokenizer, rng: np.random.Generator, spelled: float = 0.05
 ) -> Prompts:
-    """Captions as prompts without a context; a share of the words is spelled out, so that letters get a meaning."""
+    """Captions as prompts without a context.
+
+    A share of the words, ``spelled``, is written in letters, so that letters get a meaning too.
+    """
     tokens = []
     for text in texts:
         places = np.flatnonzero(rng.random(len(words_of(text))) < spelled)
@@ -244,7 +254,7 @@ def contrastive_loss(
     return (nnf.cross_entropy(logits, targets) + nnf.cross_entropy(logits.T, targets)) / 2
 
 
-# -- what it is worth -------------------------------------------------------------------------------------------------
+# -- measured accuracy ------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

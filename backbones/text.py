@@ -20,13 +20,13 @@ from fedprompt.core.errors import UserError
 if TYPE_CHECKING:  # importing timm takes seconds, and `methods` needs none
     from timm.models.vision_transformer import Block
 
-Beside = Callable[[int, Tensor], Tensor]  # (block index, its normed inputs) to what is added to its outputs
+Adapter = Callable[[int, Tensor], Tensor]  # (block index, its normed inputs) to what is added to its outputs
 Added = Callable[[Tensor], Tensor] | None
 PLACEHOLDER = "X"  # one token in every vocabulary; the context takes its place
 
 
 class Tokenizer(Protocol):
-    """Text to token ids; ``end`` is the id that closes every text."""
+    """From text to token ids; ``end`` is the id that closes every text, at which a prompt is read."""
 
     end: int
     context_length: int
@@ -37,7 +37,10 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Prompts:
-    """One tokenised prompt per class (or per caption), cut after the longest."""
+    """One tokenised prompt per class (or per caption), cut after the longest.
+
+    With ``length`` above zero the tokens at positions 1 to ``length`` are placeholders, which a context replaces.
+    """
 
     ids: Tensor  # (C, L) int64, zeros after the end
     ends: Tensor  # (C,) int64: where the end-of-text token is
@@ -55,7 +58,10 @@ def spoken_name(name: str) -> str:
 
 
 class TextTower(nn.Module):
-    """A causal pre-norm transformer over token embeddings, read at the end-of-text token and projected."""
+    """A causal pre-norm transformer over token embeddings, read at the end-of-text token and projected.
+
+    ``width`` is that of its tokens (and contexts), ``dim`` that of the features.
+    """
 
     def __init__(
         self,
@@ -103,10 +109,14 @@ class TextTower(nn.Module):
         prompts = self.tokenise([words])
         return self.embedding.weight[prompts.ids[0, 1:-1]].detach().clone()
 
-    def forward(self, prompts: Prompts, context: Tensor | None = None, beside: Beside | None = None) -> Tensor:
+    def forward(self, prompts: Prompts, context: Tensor | None = None, adapter: Adapter | None = None) -> Tensor:
         """L2-normalised features of all prompts under each client's context: (K, m, d_t) to (K, C, d).
 
-        Without a context (prompts of length 0) K is 1. ``beside`` adds to every block, as adapters do.
+        Args:
+            prompts: what `class_prompts` or `tokenise` made.
+            context: one per stacked client, in place of the prompts' placeholders. None for prompts without any; K is
+                then 1.
+            adapter: adds to the outputs of every block.
         """
         if context is None:
             context = self.positions.new_empty(1, 0, self.width)
@@ -118,20 +128,11 @@ class TextTower(nn.Module):
         prefix = torch.cat([start, context + self.positions[1:ahead]], dim=1)
         names = embedded[:, ahead:].expand(clients, -1, -1, -1)
         earlier = _visible(names.shape[2], ahead, names.device)
-        added = [None if beside is None else partial(beside, index) for index in range(len(self.blocks))]
+        added = [None if adapter is None else partial(adapter, index) for index in range(len(self.blocks))]
         for block, more in zip(self.blocks[:-1], added, strict=False):
             prefix, names = _step(block, prefix, names, earlier, more)
         read = self._read(prefix, names, prompts.ends - ahead, added[-1])
         return F.normalize(self.projection(self.norm(read)), dim=-1)
-
-    def kept_floats(self, prompts: Prompts) -> int:
-        """About what a pass under one context keeps for the backward pass.
-
-        16 floats per channel and block for each token of a name, and the keys and values that it sees.
-        """
-        classes, tokens = prompts.ids.shape
-        name_tokens = tokens - 1 - prompts.length
-        return classes * (16 * name_tokens + 2 * tokens) * self.width * len(self.blocks)
 
     def _read(self, prefix: Tensor, names: Tensor, ends: Tensor, more: Added) -> Tensor:
         """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""

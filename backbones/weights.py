@@ -21,6 +21,7 @@ from timm.models.vision_transformer import VisionTransformer
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
+from fedprompt.core.untrusted import open_plain
 
 EMBEDDED = Path(__file__).parent / "assets" / "micro-vit.safetensors"
 MICRO_VIT = "micro-vit"
@@ -38,7 +39,15 @@ class BackboneSpec:
 
 
 def backbone_spec(name: str, weights: str | None = None, image_size: int | None = None) -> BackboneSpec:
-    """Check a user's choice without building anything; ``weights`` is None (the default), a word or a file."""
+    """Check a user's choice of backbone without building it or asking the network.
+
+    Args:
+        name: `micro-vit`, `micro-clip`, a plain ViT of timm's (`vit_base_patch16_224`, with or without a tag) or
+            `clip:NAME` for a model of open_clip's.
+        weights: `random`, `hub`, a file, or for CLIP one of open_clip's tags. None is the default: the embedded
+            weights, or timm's hub.
+        image_size: the side in pixels; None is the backbone's own. Positions are resampled.
+    """
     if image_size is not None and image_size < 1:
         raise UserError(f"image size {image_size} is out of range; leave it out for the backbone's own.")
     if is_clip(name):
@@ -69,7 +78,7 @@ def _patch_size(name: str) -> int:
 
 
 def weights_identity(name: str, weights: str | None) -> str:
-    """What a cell's hash sees of the weights: two copies of one file are the same weights."""
+    """The weights as a cell records them: `random`, `hub`, or the digest of a file's content."""
     if weights is None:
         return file_identity(EMBEDDED) if name == MICRO_VIT else "hub"
     if weights in ("random", "hub"):
@@ -81,11 +90,13 @@ def weights_identity(name: str, weights: str | None) -> str:
 
 
 def file_identity(path: Path) -> str:
+    """A digest of the file's content, `sha256:...`: two copies of one file are the same weights."""
     try:
+        open_plain(path).close()
         stat = path.stat()
         return _file_hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
     except OSError as error:
-        raise UserError(f"weights {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise UserError(f"weights {str(path)!r} cannot be read: {error.strerror or error}.") from error
 
 
 @lru_cache
@@ -95,7 +106,10 @@ def _file_hash(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 (par
 
 
 def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | torch.device = "cpu") -> FrozenViT:
-    """Build ``spec``; ``weights`` is the file it was made from, needed only where that is not the embedded one."""
+    """Build a backbone, fetching its weights if they come from a hub.
+
+    ``weights`` is the file that ``spec`` was made from, unless that is the embedded one; another file is refused.
+    """
     if is_clip(spec.name):
         from fedprompt.backbones.clip_weights import load_clip
 
@@ -118,7 +132,7 @@ def load_backbone(spec: BackboneSpec, weights: str | None = None, device: str | 
 
 
 def offered(name: str) -> frozenset[str]:
-    """What a backbone of this name offers to methods, known without building it."""
+    """What a backbone of this name offers to methods (``FrozenViT.offers``), known without building it."""
     if is_clip(name):
         from fedprompt.backbones.clip import FrozenCLIP
         from fedprompt.backbones.clip_resnet import FrozenResNetCLIP
@@ -128,6 +142,7 @@ def offered(name: str) -> frozenset[str]:
 
 
 def is_clip(name: str) -> bool:
+    """Whether a backbone of this name has a text tower."""
     return name == "micro-clip" or name.startswith(CLIP_PREFIX)
 
 
@@ -155,7 +170,7 @@ def _build(name: str, image_size: int, meta: bool = False) -> VisionTransformer:
 
 
 def _from_hub(spec: BackboneSpec) -> VisionTransformer:
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are told in our one line
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # our one line says it all
     try:
         vit = timm.create_model(spec.name, pretrained=True, num_classes=0, img_size=spec.image_size)
     except Exception as error:  # the hub client raises whatever its network stack does
@@ -167,7 +182,7 @@ def _from_hub(spec: BackboneSpec) -> VisionTransformer:
 
 
 def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
-    """Load strictly but for the class head, resampling positions to the image size."""
+    """Load every tensor but the class head's, with positions resampled to the image size."""
     if path.suffix == ".npz":
         _load_npz(vit, path, name)
         return
@@ -179,7 +194,7 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
         )
         state = state.get("model", state.get("state_dict", state))
         state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
-    except Exception as error:  # of bytes that are no pickle, or a pickle of something else, anything may come
+    except Exception as error:  # damaged bytes and foreign pickles can raise anything
         raise UserError(
             f"weights {str(path)!r} are not a readable {path.suffix} file of tensors by name ({type(error).__name__}); "
             "fetch the file again, or save a model's state_dict() as .safetensors."
@@ -199,7 +214,7 @@ def _load_file(vit: VisionTransformer, path: Path, name: str) -> None:
 
 
 def _load_npz(vit: VisionTransformer, path: Path, name: str) -> None:
-    """Google's layout by timm's reader, which would cut a deeper model and resample other patches without a word."""
+    """Google's layout by timm's reader, which would silently cut a deeper model and resample other patches."""
     try:
         with np.load(path) as file:
             extra = sorted(key for key in file.files if f"/encoderblock_{len(vit.blocks)}/" in key)
@@ -215,7 +230,7 @@ def _load_npz(vit: VisionTransformer, path: Path, name: str) -> None:
 
 
 def _resampled(positions: torch.Tensor, vit: VisionTransformer) -> torch.Tensor:
-    """Positions of a square grid for the model's grid; whatever else is left for the check of shapes."""
+    """Positions resampled to the model's grid if they are of a square one; otherwise the check of shapes objects."""
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
     fits = positions.shape == vit.state_dict()["pos_embed"].shape
     if fits or positions.dim() != 3 or math.isqrt(positions.shape[1] - prefix) ** 2 != positions.shape[1] - prefix:

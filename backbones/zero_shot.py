@@ -1,4 +1,4 @@
-"""What a CLIP model knows without training, and the guard that stops a run whose towers know nothing."""
+"""Zero-shot accuracy of a CLIP model, and the guard that stops a run whose towers cannot read the data."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ CHUNK = 256
 def zero_shot_accuracy(
     clip: FrozenCLIP, dataset: Dataset, rows: np.ndarray, templates: Sequence[str] | None = None
 ) -> float:
-    """The share of images ``rows`` whose class is the nearest in the shared space."""
+    """The share of images ``rows`` nearest to their own class's text; ``templates`` default to the weights' own."""
     classes = clip.template_features(dataset.class_names, templates)
     right = 0
     for start in range(0, len(rows), CHUNK):
@@ -27,7 +27,7 @@ def zero_shot_accuracy(
 
 
 def require_zero_shot(clip: FrozenCLIP, accuracy: float, num_classes: int) -> None:
-    """Stop a run whose pretrained towers hardly beat chance: something before the method is wrong.
+    """Stop a run whose pretrained towers barely beat chance: something before the method is wrong.
 
     The bar is three times chance or, with so few classes that this cannot be asked, half-way from chance to certainty.
     Random weights, asked for by that word, pass.

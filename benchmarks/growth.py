@@ -31,9 +31,9 @@ from fedprompt.harness.measuring.evaluation import evaluate
 from fedprompt.harness.running import cell as cell_module
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.journal import CHECKPOINT, RECORDS, Journal
 from fedprompt.harness.running.run import assemble, run_cell
-from fedprompt.harness.running.site import Site
 
 COHORT, CLASSES_EACH, MEASURED = 5, 2, 40
 MICRO = BackboneSpec("micro-vit", "micro-vit.safetensors", 32)
@@ -78,8 +78,8 @@ def measure(clients: int, method: str, rounds: int) -> dict[str, float]:
     cell = crowd_cell(clients, method, MEASURED, dataset)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        site = Site(folder)
-        assembling, (_, partition, federation) = timed(lambda: assemble(cell, site))
+        environment = RunEnvironment(folder)
+        assembling, (_, partition, federation) = timed(lambda: assemble(cell, environment))
         identity = (folder, cell, partition.hash, dataset.checksum)
         journal, state = Journal(*identity), federation.start()
         steps, checkpoints = [], []
@@ -108,7 +108,7 @@ def measure(clients: int, method: str, rounds: int) -> dict[str, float]:
 
 def whole_run(cell: Cell, rounds: int, out: Path) -> dict[str, float]:
     rules = dataclasses.replace(cell.protocol, rounds=rounds, eval_every=max(1, rounds // 10))
-    seconds, folder = timed(lambda: run_cell(dataclasses.replace(cell, protocol=rules), Site(out)))
+    seconds, folder = timed(lambda: run_cell(dataclasses.replace(cell, protocol=rules), RunEnvironment(out)))
     sizes = {name: (folder / name).stat().st_size for name in (RECORDS, CHECKPOINT)}
     return {
         f"{rounds} rounds": seconds,

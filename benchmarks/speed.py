@@ -29,7 +29,7 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import evaluations_now
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import carry_out, count_correct
+from fedprompt.harness.measuring.evaluation import count_correct, evaluate_due
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
 from fedprompt.methods import State, registry
 from fedprompt.methods.fedvpt_d import FedVPTDeep
@@ -116,12 +116,12 @@ def crowd(clients: int, selected: int = 5, images: int = 40, tested: int = 4) ->
     )
     ready, counts = make_federation(LocalPrompts, {"length": 2}, vit, dataset, partition, rules), Counts()
     state, rounds = ready.start(), ready.schedule()
-    carry_out(ready, state, evaluations_now(rules, 0, ready.members, (), rules.stack), counts)
+    evaluate_due(ready, state, evaluations_now(rules, 0, ready.members, (), rules.stack), counts)
 
     def work() -> object:
         scheduled = next(rounds)
         ready.step(state, scheduled.cohort)
-        return carry_out(ready, state, scheduled.evaluations, counts)
+        return evaluate_due(ready, state, scheduled.evaluations, counts)
 
     return work
 

@@ -3,7 +3,9 @@
 import difflib
 from collections.abc import Collection, Iterable
 
-# What others call it, where no letters lead from one to the other.
+from fedprompt.core.text import visible
+
+# Synonyms that spelling similarity misses.
 SYNONYMS = {
     "learning_rate": "lr",
     "head_learning_rate": "head_lr",
@@ -16,15 +18,26 @@ SYNONYMS = {
 
 
 class UserError(Exception):
-    """Bad input. The command line prints its message as one line and exits with code 2."""
+    """Bad input: something that the user can put right.
+
+    The command line prints the message as one line and exits with code 2, without a traceback. Write it so that it
+    names the value, what is allowed and what to do next::
+
+        raise UserError(f"{steps} steps are too few; give at least 1 (the default is 6000).")
+    """
 
     def __init__(self, message: str) -> None:
-        """Quoted errors of libraries may have several lines; the message never does."""
-        super().__init__(" ".join(line.strip() for line in message.splitlines()))
+        """Quoted errors and names may hold line breaks and escape sequences; the message never does."""
+        super().__init__(visible(" ".join(line.strip() for line in message.splitlines())))
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
-    """An error for a wrong name: the nearest right ones first, then the whole list."""
+    """The error for a wrong name: the nearest right ones first, then the whole list. Raise what it returns.
+
+    ``kind`` says what the name should be ("method", "key in suite 'x'"); ``hint`` is a further sentence. For
+    ``unknown("method", "fedvtp", ["fedvpt", "sgpt"])`` the message is ``unknown method 'fedvtp'. Did you mean
+    'fedvpt'? Known: fedvpt, sgpt.``
+    """
     names = sorted(known)
     synonym = SYNONYMS.get(name.lower().replace("-", "_"), "")
     near = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
@@ -34,7 +47,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserE
 
 
 def check_keys(keys: Iterable[str], allowed: Collection[str], where: str) -> None:
-    """Refuse the first key that is not among ``allowed``; ``where`` names the place in the message."""
+    """Raise :func:`unknown` for the first key that is not ``allowed``; ``where`` names the place ("suite 'x'")."""
     for key in keys:
         if key not in allowed:
             raise unknown(f"key in {where}", key, allowed)

@@ -21,7 +21,21 @@ def option(
     paper: str = "",
     grid: Sequence[Any] = (),
 ) -> Any:
-    """A dataclass field. ``low``/``high`` are inclusive; ``grid`` is what tuning tries (`lr`: what it starts with)."""
+    """A field of a dataclass of options, with everything that help texts, checks and tuning need::
+
+        @dataclass(frozen=True)
+        class Params:
+            lr: float = option(0.01, "learning rate of the prompt", low=0, paper="0.05", grid=(0.01, 0.1))
+
+    Args:
+        default: the value without further words; its type should match the annotation.
+        help: one line that says what the value does, and what limit cases mean ("0 means FedAvg").
+        low: smallest allowed value, inclusive.
+        high: largest allowed value, inclusive.
+        choices: the allowed texts.
+        paper: the value of the paper, as text; empty where the paper is silent.
+        grid: values that tuning tries. A learning rate only starts from them.
+    """
     metadata = {
         "help": help,
         "low": low,
@@ -34,7 +48,13 @@ def option(
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """An instance of the dataclass ``cls`` from plain values or text; ``where`` names it in errors."""
+    """An instance of the dataclass ``cls`` from values as TOML or the command line gives them.
+
+    Text is converted to the type of its field (``"1e-3"``, ``"false"``, ``"none"``) and compared with the field's range
+    and choices. Unknown keys and bad values raise a UserError in which ``where`` names the place::
+
+        build(Params, {"lr": "0.1"}, "method 'fedvpt'")
+    """
     hints = get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     check_keys(values, fields, where)
@@ -87,12 +107,12 @@ def _check(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
 
 
 def is_rate(name: str) -> bool:
-    """Whether an option of a method is a learning rate: it is called `lr` or something that ends in `_lr`."""
+    """Whether an option of a method is a learning rate: it is called `lr`, or its name ends in `_lr`."""
     return name == "lr" or name.endswith("_lr")
 
 
 def describe(cls: type) -> list[dict[str, str]]:
-    """One row per field, as ``fedprompt methods NAME`` prints them."""
+    """One row per field with its name, default, allowed values, the paper's value, grid and help, all as text."""
     rows = []
     for field in dataclasses.fields(cls):
         meta = field.metadata

@@ -11,7 +11,10 @@ from fedprompt.core.errors import UserError
 
 
 def cache_dir() -> Path:
-    """Where prepared data live: $FEDPROMPT_CACHE, else `fedprompt` in the user's cache folder."""
+    """The folder of prepared data, resized images and features: $FEDPROMPT_CACHE, else `fedprompt` in the user's cache.
+
+    The folder need not exist yet.
+    """
     if configured := os.environ.get("FEDPROMPT_CACHE"):
         return Path(configured)
     try:
@@ -22,9 +25,14 @@ def cache_dir() -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends; if the block fails, ``path`` stays as it was.
+    """A file that replaces ``path`` when the block ends; if the block fails, ``path`` stays as it was.
 
-    A process that is killed inside the block leaves a scratch file named `.NAME-...` behind.
+    For content that is too large to be in memory at once; otherwise use :func:`write_atomic`. A process that is killed
+    inside the block leaves a scratch file named `.NAME-...` behind::
+
+        with atomic_file(folder / "images.npy") as file:
+            for chunk in chunks:
+                file.write(chunk)
     """
     scratch = path.with_name(f".{path.name}-{uuid.uuid4().hex}")  # opened plainly, so that its mode follows the umask
     try:
@@ -38,6 +46,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """The file is there whole or not at all, also when the process is killed in between."""
+    """Write ``path`` whole or not at all, even if the process is killed in between."""
     with atomic_file(path) as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""Memory: pages stay with the process, and Python's collector looks for garbage less often."""
+"""Memory: freed pages stay with the process, and Python collects garbage less often."""
 
 import ctypes
 import gc
@@ -10,15 +10,16 @@ COLLECT_AFTER = 50_000  # new objects; 700 or 2,000 by default
 
 
 def collect_rarely() -> None:
-    """For commands: torch, timm and MLflow make a million objects that stay, and each collection walks through many."""
+    """Collect garbage every 50,000 new objects: the million that torch, timm and MLflow leave make collections slow."""
     gc.set_threshold(COLLECT_AFTER)
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Whether this process now keeps what it frees, up to 2 GB: each step of training allocates the same tensors anew.
+    """Keep up to 2 GB of freed memory for the next allocation; returns whether that worked.
 
-    Freed pages are then not given back and zeroed again. Only glibc has these two settings; elsewhere nothing happens.
+    Each training step allocates the same tensors again, and pages that were given back must be zeroed first. Only glibc
+    has these settings; elsewhere nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

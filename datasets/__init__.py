@@ -1,4 +1,15 @@
-"""Data sources, partitions and the prepared store. Importing this loads neither torch nor matplotlib."""
+"""Data sets, their partitions into clients, and the prepared store. Importing this loads neither torch nor matplotlib.
+
+::
+
+    dataset = load_dataset("glyph-domains")
+    partition = make_partition(parse_partition("domains:m=2"), dataset, seed=0)
+    images = dataset.images[partition.train[0]]  # of client 0
+
+A public data set is a :class:`Source` in ``_sources.py`` with a function from its folder to a list of images in
+``_layouts.py``; a partition is a subclass of :class:`PartitionSpec` in ``_spec.py``. Other packages add data sets
+through the entry-point group ``fedprompt.datasets``.
+"""
 
 from fedprompt.datasets._dataset import Dataset, Images
 from fedprompt.datasets._held_out import trained_classes

@@ -7,10 +7,11 @@ import numpy as np
 
 
 class Images(Protocol):
-    """An array of images, or what can be indexed like one."""
+    """What images of a data set can do: an array, a memory map, or images that are resized when asked for."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """(images, 3, height, width)."""
 
     def __len__(self) -> int: ...
 
@@ -19,7 +20,11 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of a source and their split; row ``i`` of every array is image ``i``."""
+    """All images of a source and their split; row ``i`` of every array is image ``i``.
+
+    Clients hold row numbers and look up images, labels and domains by them, so that no image can meet the label of
+    another. Names are ordered: a label means the same class in every process.
+    """
 
     name: str
     images: Images  # uint8, (n, 3, height, width); often a memory map
@@ -32,8 +37,10 @@ class Dataset:
 
     @property
     def image_size(self) -> int:
+        """The side of the square images, in pixels."""
         return int(self.images.shape[-1])
 
     @property
     def num_classes(self) -> int:
+        """How many classes there are, whether or not a client has images of all of them."""
         return len(self.class_names)

@@ -1,4 +1,7 @@
-"""Downloads that resume, are verified, and are unpacked completely or not at all."""
+"""Downloads that resume, are verified, and are unpacked completely or not at all.
+
+Archives hold plain files and folders only; a member that would leave their folder is refused.
+"""
 
 import hashlib
 import shutil
@@ -23,20 +26,29 @@ TIMEOUT = 60
 
 @dataclass(frozen=True)
 class Download:
-    """A file that the maintainers of a data set offer."""
+    """A file that the maintainers of a data set offer.
+
+    ``md5`` is its checksum. ``unpack`` says that it is an archive, ``rename`` that a folder at the top of the archive
+    gets another name here.
+    """
 
     url: str
     md5: str
     unpack: bool = False
-    rename: tuple[str, str] | None = None  # a top-level folder of the archive, and its name here
+    rename: tuple[str, str] | None = None  # from, to
 
     @property
     def name(self) -> str:
+        """The file's name, which is the last part of its address."""
         return self.url.rsplit("/", 1)[1]
 
 
 def fetch(download: Download, folder: Path) -> Path:
-    """Download into ``folder`` unless it is there already; an interrupted download resumes where it stopped."""
+    """Download into ``folder`` unless it is there already, and return its path.
+
+    An interrupted download resumes where it stopped. The checksum is compared either way; a wrong file that we fetched
+    is removed, one that the user put there is not.
+    """
     target = folder / download.name
     part = folder / f"{download.name}.part"
     try:
@@ -61,7 +73,7 @@ def fetch(download: Download, folder: Path) -> Path:
 
 
 def unpack(download: Download, archive: Path) -> None:
-    """Extract beside the archive, along with the archives inside it; a folder appears when it is complete."""
+    """Extract into the archive's folder, along with the archives inside it; a folder appears when it is complete."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{archive.name}-", dir=archive.parent))
     try:
         _extract(archive, scratch)
@@ -87,7 +99,9 @@ def _transfer(url: str, part: Path) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing beyond what we have: the file is complete or another one; the checksum tells
+        if (
+            error.code == 416
+        ):  # nothing beyond what we have: the file is complete, or not the right one, as its checksum will show
             return
         raise
     with response, progress(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as bar:
@@ -119,9 +133,20 @@ def _verify(path: Path, download: Download) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> None:
+    """Unpack plain files and folders; a member that is anything else, or would lie outside ``folder``, is refused."""
     if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(folder)
+        with zipfile.ZipFile(archive) as packed:
+            for name in packed.namelist():
+                if not (folder / name).resolve().is_relative_to(folder.resolve()):
+                    raise zipfile.BadZipFile(f"its member {name!r} leads out of the folder")
+            packed.extractall(folder)
     else:
-        with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+        with tarfile.open(archive) as packed_tar:
+            packed_tar.extractall(folder, filter=_plain_member)
+
+
+def _plain_member(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """No links: by a chain of them a member can leave the folder, past the checks of some versions of Python."""
+    if not (member.isreg() or member.isdir()):
+        raise tarfile.SpecialFileError(member)
+    return tarfile.data_filter(member, folder)

@@ -37,26 +37,28 @@ class _Tree:
     """What lies below a folder."""
 
     images: dict[Path, Parts]
-    strays: list[Path]  # visible files that are no images, or lie outside every class
+    strays: list[Path]  # visible files that are not images, or outside every class
     empty: list[Path]  # folders without images
 
     def names(self, level: int) -> list[str]:
+        """Names of the folders at a level, 0 for those directly below the root."""
         return sorted({parts[level] for parts in self.images.values() if len(parts) > level})
 
 
 def user_folder(folder: Path, layout: str = "") -> Listing:
-    """Find out how ``folder`` is laid out, or take ``layout`` (`domain/class`, `split/class`, ...) as the answer.
+    """The images of a user's folder, whose layout is recognised or given (`domain/class`, `split/class`).
 
-    Images of a val folder are the test images if there is no test folder; otherwise they are left out.
+    What can be read in more than one way is refused with the layouts that would settle it. Images of a val folder are
+    the test images if there is no test folder; otherwise they are left out. Without any split a fifth is drawn.
     """
     tree = _read_tree(folder)
     if not tree.images:
-        raise MissingDataError(f"{folder} holds no images; it must be a tree <class>/* or <domain>/<class>/*")
+        raise MissingDataError(f"{folder} has no images; it must be a tree <class>/* or <domain>/<class>/*")
     levels = _parse(layout) if layout else _recognise(folder, tree)
     domain, split, label = (levels.index(name) if name in levels else None for name in ("domain", "split", "class"))
     shallow = next((file for file, parts in tree.images.items() if len(parts) < len(levels)), None)
     if shallow:
-        raise UserError(f"{folder} is not {_written(levels)}: {shallow.relative_to(folder)} lies higher; move it away")
+        raise UserError(f"{folder} is not {_written(levels)}: {shallow.relative_to(folder)} lies higher up; move it")
     assert label is not None  # every layout has a class
     role = _roles(folder, tree.names(split)) if split is not None else {}
     entries = [
@@ -79,14 +81,14 @@ def user_folder(folder: Path, layout: str = "") -> Listing:
 def _read_tree(folder: Path) -> _Tree:
     images: dict[Path, Parts] = {}
     strays, empty = [], []
-    for place, names, has_folders in visible_tree(folder):
+    for place, names, has_folders in visible_tree(folder, within=folder):
         pictures = [place / name for name in names if name.lower().endswith(ENDINGS)]
         parts = tuple(_checked_name(part, place) for part in place.relative_to(folder).parts)
         strays += [place / name for name in names if not name.lower().endswith(ENDINGS)]
         if parts or not has_folders:
             images |= dict.fromkeys(pictures, parts)
         else:
-            strays += pictures  # beside the folders of the first level
+            strays += pictures  # next to the folders of the first level
         if not pictures and not has_folders and parts:
             empty.append(place)
     return _Tree(images, sorted(strays), empty)

@@ -30,6 +30,7 @@ def one_of_each(data: Dataset, labels: range, domain: int, skip: int = 0) -> np.
 
 
 def show(axes: Axes, page: np.ndarray, title: str) -> None:
+    """Draw a page of images without ticks or frame."""
     axes.imshow(page, interpolation="nearest")
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xticks([])
@@ -38,6 +39,7 @@ def show(axes: Axes, page: np.ndarray, title: str) -> None:
 
 
 def figure() -> Figure:
+    """One image of every class (or of every tenth) of the three sets, in each of their styles."""
     domains, hundred, pretrain = glyph_domains(), glyph_100(), glyph_pretrain()
     canvas = Figure(figsize=(9.6, 5.0), layout="constrained")
     left, right = canvas.subfigures(1, 2, width_ratios=[1.18, 1], squeeze=False)[0]

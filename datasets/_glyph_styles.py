@@ -9,6 +9,7 @@ Style = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
 def uniform(low: float, high: float, *shape: int, rng: torch.Generator) -> torch.Tensor:
+    """Independent draws from U(low, high)."""
     return low + (high - low) * torch.rand(*shape, generator=rng)
 
 
@@ -19,18 +20,22 @@ def field(mask: torch.Tensor, cells: int, rng: torch.Generator, channels: int = 
 
 
 def blend(mask: torch.Tensor, ink: torch.Tensor, paper: torch.Tensor) -> torch.Tensor:
+    """``ink`` where the mask is 1, ``paper`` where it is 0."""
     return mask * ink + (1 - mask) * paper
 
 
 def thicken(mask: torch.Tensor, width: int) -> torch.Tensor:
+    """The glyph with ``width`` more pixels on every side."""
     return nnf.max_pool2d(mask, 2 * width + 1, 1, width)
 
 
 def thin(mask: torch.Tensor, width: int) -> torch.Tensor:
+    """The glyph with ``width`` fewer pixels on every side."""
     return -thicken(-mask, width)
 
 
 def blur(image: torch.Tensor, width: int) -> torch.Tensor:
+    """Means over squares that reach ``width`` pixels each way."""
     return nnf.avg_pool2d(image, 2 * width + 1, 1, width, count_include_pad=False)
 
 

@@ -1,4 +1,4 @@
-"""Classes or a domain that nobody trains on, and the test sets that are then the same for every client."""
+"""Classes or a domain that no client trains on, and the test sets that all clients then share."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from fedprompt.datasets._spec import PartitionSpec
 
 
 def trained_classes(spec: PartitionSpec, dataset: Dataset) -> int:
-    """How many classes are trained on: the first ones, by label."""
+    """How many classes are trained on under ``spec``: always the first ones, by label."""
     count = dataset.num_classes
     if spec.novel == "none":
         return count
@@ -20,7 +20,7 @@ def trained_classes(spec: PartitionSpec, dataset: Dataset) -> int:
 
 
 def training_part(spec: PartitionSpec, dataset: Dataset) -> tuple[Dataset, np.ndarray]:
-    """What is dealt to clients, without images, and the rows of ``dataset`` that it consists of."""
+    """The part of ``dataset`` that is divided among clients, without images, and its rows in ``dataset``."""
     labels, domains = np.asarray(dataset.labels), np.asarray(dataset.domains)
     if spec.novel == "none" and not spec.target:
         return dataset, np.arange(len(labels))
@@ -41,7 +41,7 @@ def training_part(spec: PartitionSpec, dataset: Dataset) -> tuple[Dataset, np.nd
 
 
 def shared_test_sets(spec: PartitionSpec, dataset: Dataset) -> dict[str, np.ndarray]:
-    """Test images of all base and of all novel classes, or every image of the target domain."""
+    """Rows of `base` and `novel` (test images of trained and of other classes), or of `target` (a whole domain)."""
     labels, is_test = np.asarray(dataset.labels), np.asarray(dataset.is_test)
     if spec.target:
         return {"target": np.flatnonzero(np.asarray(dataset.domains) == _target(spec, dataset))}

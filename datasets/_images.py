@@ -7,9 +7,12 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
+
+from fedprompt.core.untrusted import open_plain
 
 ImageFile = Path | zipfile.Path  # in a folder or in an archive
 TOO_DARK = "16-bit pixels below 4096, as in 12-bit data, would come out black; scale the image to 8 or 16 bits"
@@ -21,12 +24,18 @@ BROKEN_ARCHIVE = (  # encrypted members are RuntimeErrors, unknown kinds of comp
 UNREADABLE = (*BROKEN_ARCHIVE, SyntaxError, KeyError, Image.DecompressionBombError)  # Pillow raises any of these
 
 
+def open_image(file: ImageFile) -> IO[bytes]:
+    """The bytes of an image file; OSError for what only has the name of one, such as a FIFO, which would block."""
+    return open_plain(file) if isinstance(file, Path) else file.open("rb")
+
+
 def read_image(file: ImageFile) -> Image.Image:
     """Decode to RGB, upright. Transparency becomes white; grey, palette, CMYK and 16-bit images are converted.
 
-    Raises ValueError for pixels without a known range, which would come out black or white.
+    Raises ValueError for pixels without a known range, which would come out black or white, and any of ``UNREADABLE``
+    for a damaged file.
     """
-    with file.open("rb") as stream:
+    with open_image(file) as stream:
         image: Image.Image = Image.open(stream)
         file_format, is_deep = image.format, ";16" in str(getattr(image, "tile", ""))
         image.load()
@@ -62,7 +71,10 @@ def _from_float(pixels: np.ndarray) -> np.ndarray:
 
 
 def to_array(image: Image.Image, size: int) -> np.ndarray:
-    """(3, size, size), bilinear with antialias; Pillow's integer arithmetic is the same on every machine."""
+    """The image as uint8 (3, size, size), resized bilinearly with antialiasing.
+
+    Pillow's integer arithmetic gives the same pixels on every machine.
+    """
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.moveaxis(np.asarray(image), -1, 0)
@@ -73,7 +85,7 @@ def common_size(files: Iterable[ImageFile]) -> int:
     sizes = set()
     for file in files:
         try:
-            with file.open("rb") as stream, Image.open(stream) as image:
+            with open_image(file) as stream, Image.open(stream) as image:
                 sizes.add(image.size)
         except UNREADABLE:
             continue  # will be reported when it is decoded

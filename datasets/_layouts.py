@@ -1,7 +1,6 @@
-"""The folder layouts of the public data sets: one function each, from a folder to a listing."""
+"""The folder layouts of the public data sets: one function each, from a folder to a :class:`Listing`."""
 
 import io
-import json
 import pickle
 import zipfile
 from dataclasses import replace
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import numpy_rng
+from fedprompt.core.untrusted import parse_json, read_bytes
 from fedprompt.datasets._images import BROKEN_ARCHIVE, ImageFile
 from fedprompt.datasets._listing import (
     ListedImage,
@@ -29,6 +29,7 @@ DOMAINNET_CLASSES = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
+BATCH_LIMIT = 2**29  # bytes of a pickled batch; the largest, CIFAR-100's train, has 155 million
 DOMAINNET_SIZE = 1830  # images of the smallest domain, as the paper gives it
 OFFICE_DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -50,7 +51,11 @@ def domain_tree(folder: Path, domains: tuple[str, ...], name: str) -> Listing:
 def cifar(
     folder: Path, batches: tuple[tuple[str, ...], tuple[str, ...]], label: str, names: tuple[str, str]
 ) -> Listing:
-    """Torchvision's pickled batches, or an image tree by split and class."""
+    """Torchvision's pickled batches, or an image tree by split and class.
+
+    ``batches`` are the files of train and test, ``label`` the key of their labels, ``names`` the file of class names
+    and its key.
+    """
     if not (folder / names[0]).exists():
         return split_tree(folder)
     class_names = _unpickle(folder / names[0]).get(names[1])
@@ -66,7 +71,11 @@ def cifar(
 
 
 def domainnet(folder: Path, subsample: str) -> Listing:
-    """Official zips or their extracted folders, with ``<domain>_train.txt`` and ``<domain>_test.txt``."""
+    """Official zips or their extracted folders, with ``<domain>_train.txt`` and ``<domain>_test.txt``.
+
+    Ten classes are kept, and every domain is cut to the size of the smallest: its train images with the ``subsample``
+    `train`, all images with `total`, of which a fifth then become the test set.
+    """
     entries = []
     for domain in DOMAINNET_DOMAINS:
         files = _DomainFiles(folder, domain)
@@ -116,14 +125,12 @@ def inaturalist(folder: Path) -> Listing:
 
 def flowers102(folder: Path) -> Listing:
     """``jpg/image_00001.jpg`` with ``imagelabels.mat`` and ``setid.mat``; its train and valid sets are our train."""
-    from scipy.io import loadmat
     from torchvision.datasets import Flowers102
 
     for name in ("imagelabels.mat", "setid.mat"):
         if not (folder / name).exists():
             raise MissingDataError(f"flowers102: the split file {folder / name} is missing")
-    labels = loadmat(folder / "imagelabels.mat")["labels"].ravel()
-    sets = loadmat(folder / "setid.mat")
+    labels, sets = _read_mat(folder / "imagelabels.mat")["labels"].ravel(), _read_mat(folder / "setid.mat")
     entries = [
         ListedImage(
             folder / "jpg" / f"image_{number:05d}.jpg", Flowers102.classes[labels[number - 1] - 1], key == "tstid"
@@ -150,7 +157,8 @@ def food101(folder: Path) -> Listing:
     """``images/<class>/<number>.jpg`` with ``meta/train.json`` and ``meta/test.json``."""
     entries = []
     for split in ("train", "test"):
-        lists = json.loads(read_split_file(folder / "meta" / f"{split}.json", "food101"))
+        file = folder / "meta" / f"{split}.json"
+        lists = parse_json(read_split_file(file, "food101"), f"food101: the list {file}")
         for class_name, images in lists.items():
             entries += [ListedImage(folder / "images" / f"{im}.jpg", class_name, split == "test") for im in images]
     return gather_listing(entries)
@@ -190,6 +198,7 @@ class _DomainFiles:
             self.base = zipfile.Path(opened)
 
     def at(self, path: str) -> ImageFile:
+        """The image at a path as the official lists give it, ``<domain>/<class>/<file>``."""
         return self.base / path
 
 
@@ -201,7 +210,7 @@ def _split_file(folder: Path, name: str, what: str) -> list[tuple[str, str]]:
     paths = [line.strip().rsplit(maxsplit=1)[0] for line in lines if line.strip()]
     bad = next((path for path in paths if path.count("/") != 2), None)
     if bad is not None:
-        raise UserError(f"{what}: {file} holds the line {bad!r}, which is not <domain>/<class>/<file>")
+        raise UserError(f"{what}: {file} has the line {bad!r}, which is not <domain>/<class>/<file>")
     return [(path, path.split("/")[1]) for path in paths]
 
 
@@ -211,7 +220,7 @@ def _balance_train(listing: Listing) -> Listing:
 
 
 def _balance_total(listing: Listing) -> Listing:
-    """Cut every domain to the smallest domain's number over both splits, then split anew."""
+    """Cut every domain to the smallest domain's number over both splits, then draw a split."""
     cut = _cut_domains(listing, np.ones(len(listing.labels), bool), "train and test")
     return split_at_random(cut, "domainnet")
 
@@ -238,8 +247,20 @@ def _rename(listing: Listing, names: tuple[str, ...]) -> Listing:
     return replace(listing, class_names=names) if len(set(names)) == len(names) else listing
 
 
+def _read_mat(path: Path) -> dict[str, Any]:
+    """The arrays of a MATLAB file."""
+    from scipy.io import loadmat
+
+    content = io.BytesIO(read_bytes(path))
+    try:
+        arrays: dict[str, Any] = loadmat(content)
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
+    return arrays
+
+
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle from elsewhere may run any code; the batches need arrays and nothing else."""
+    """Loads arrays and nothing else: a pickle may name any function to be called."""
 
     ALLOWED = frozenset(
         {
@@ -252,20 +273,22 @@ class _ArraysOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        """What rebuilding an array needs; everything else is refused."""
         if (module, name) in self.ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong in a data file")
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise MissingDataError(f"the file {path} is missing")
+    content = read_bytes(path, limit=BATCH_LIMIT)
     try:
-        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except FileNotFoundError:
-        raise MissingDataError(f"the file {path} is missing") from None
+        content = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"the file {path} is damaged ({error}); fetch it again") from error
     if not isinstance(content, dict):
-        raise UserError(f"the file {path} is damaged (it holds a {type(content).__name__}); fetch it again")
+        raise UserError(f"the file {path} is damaged (it contains a {type(content).__name__}); fetch it again")
     return content
 
 

@@ -1,4 +1,4 @@
-"""What a source holds, before any image is decoded: files, labels, domains and the split."""
+"""What a source offers, before any image is decoded: files, labels, domains and the split."""
 
 import os
 import unicodedata
@@ -10,10 +10,11 @@ import numpy as np
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import numpy_rng
+from fedprompt.core.untrusted import read_text, require_inside
 from fedprompt.datasets._images import ImageFile
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-TEST_FRACTION = 0.2  # of every class in every domain, where a source has no official split
+TEST_FRACTION = 0.2  # of every class in every domain, if a source has no official split
 
 
 class MissingDataError(UserError):
@@ -22,7 +23,11 @@ class MissingDataError(UserError):
 
 @dataclass(frozen=True)
 class Listing:
-    """Row ``i`` of every array is image ``i``; class names are ordered, so a label always means the same name."""
+    """Files with their labels, domains and split. Row ``i`` of every array is image ``i``.
+
+    Class names are ordered, so that a label means the same name in every process. ``notes`` say how the folder was
+    understood and what was left out; users see them.
+    """
 
     images: Sequence[ImageFile] | np.ndarray  # files, or uint8 (n, height, width, 3)
     labels: np.ndarray
@@ -33,7 +38,7 @@ class Listing:
     notes: tuple[str, ...] = ()
 
     def take(self, rows: np.ndarray, *notes: str) -> "Listing":
-        """The listing cut down to ``rows``."""
+        """The listing cut down to ``rows``, with further notes."""
         images = self.images[rows] if isinstance(self.images, np.ndarray) else [self.images[k] for k in rows]
         return replace(
             self,
@@ -58,7 +63,7 @@ class ListedImage:
 def gather_listing(
     entries: Sequence[ListedImage], class_names: Sequence[str] | None = None, domain_names: Sequence[str] | None = None
 ) -> Listing:
-    """Number classes and domains in the order given, or alphabetically."""
+    """A listing of ``entries``, with classes and domains numbered in the order given, or alphabetically."""
     classes = tuple(class_names or sorted({entry.class_name for entry in entries}))
     domains = tuple(domain_names or sorted({entry.domain for entry in entries}))
     label_of = {name: number for number, name in enumerate(classes)}
@@ -84,10 +89,10 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(folders, key=composed)
 
 
-def visible_tree(folder: Path) -> Iterator[tuple[Path, list[str], bool]]:
+def visible_tree(folder: Path, within: Path | None = None) -> Iterator[tuple[Path, list[str], bool]]:
     """Every visible folder below ``folder``: its path, its visible files, and whether it has visible folders.
 
-    Links to folders are followed, but no folder is entered twice.
+    Links to folders are followed, but no folder is entered twice. A link that leads out of ``within`` is refused.
     """
 
     def refuse(error: OSError) -> None:
@@ -101,13 +106,18 @@ def visible_tree(folder: Path) -> Iterator[tuple[Path, list[str], bool]]:
         again = (stat.st_dev, stat.st_ino) in entered
         entered.add((stat.st_dev, stat.st_ino))
         folders[:] = [] if again else sorted(name for name in folders if _visible(name))
+        files = sorted(name for name in names if _visible(name))
+        if within is not None:
+            for entry in (Path(place, name) for name in (*folders, *files)):
+                if entry.is_symlink():
+                    require_inside(entry, within)
         if not again:
-            yield Path(place), sorted(name for name in names if _visible(name)), bool(folders)
+            yield Path(place), files, bool(folders)
 
 
-def image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path, within: Path | None = None) -> list[Path]:
     """All visible image files below ``folder`` in a fixed order, whatever the case of their endings."""
-    files = [place / name for place, names, _ in visible_tree(folder) for name in names]
+    files = [place / name for place, names, _ in visible_tree(folder, within) for name in names]
     return sorted((file for file in files if file.name.lower().endswith(ENDINGS)), key=composed)
 
 
@@ -117,7 +127,7 @@ def plain_name(path: Path) -> str:
 
 
 def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list[ListedImage]:
-    """Entries of a ``<class>/*`` tree."""
+    """Every image of a ``<class>/*`` tree, under its class's name; ``is_test`` and ``domain`` hold for all of them."""
     return [
         ListedImage(file, plain_name(place), is_test, domain)
         for place in subfolders(folder)
@@ -126,7 +136,10 @@ def class_tree(folder: Path, is_test: bool = False, domain: str = "all") -> list
 
 
 def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION) -> Listing:
-    """Mark ``fraction`` of every class in every domain as test; the same rows on every machine."""
+    """Mark ``fraction`` of every class in every domain as test: the same rows on every machine, for every run's seed.
+
+    ``name``, the data set's, is part of the key of the draw. A class with one image in a domain keeps it for training.
+    """
     rng = numpy_rng(0, "data", "split", name)
     is_test = np.zeros(len(listing.labels), bool)
     for domain in range(len(listing.domain_names)):
@@ -139,12 +152,13 @@ def split_at_random(listing: Listing, name: str, fraction: float = TEST_FRACTION
 
 
 def read_split_file(path: Path, what: str) -> str:
+    """The text of an official list of images; ``what`` is the data set, for errors."""
+    if not path.exists():
+        raise MissingDataError(f"{what}: the split file {path} is missing")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"{what}: the split file {path} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{what}: the split file {path} cannot be read ({error})") from error
+        return read_text(path)
+    except UserError as error:
+        raise UserError(f"{what}: the split file {error}") from error
 
 
 def _visible(name: str) -> bool:

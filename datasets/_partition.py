@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ import numpy as np
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.core.rng import numpy_rng
+from fedprompt.core.untrusted import read_arrays
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._held_out import shared_test_sets, training_part
 from fedprompt.datasets._sample import few_shots, held_out
@@ -26,17 +26,22 @@ SHARED = ("base", "novel", "target")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows (int64, sorted) of the data set that each client trains, tests and validates on."""
+    """Rows (int64, sorted) of the data set that each client trains, tests and validates on.
+
+    ``partition.train[k]`` are the training rows of client ``k``: ``dataset.images[rows]`` and ``dataset.labels[rows]``
+    belong together.
+    """
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     val: tuple[np.ndarray, ...]  # empty arrays unless ``val_fraction`` is set
     unseen: tuple[int, ...] = ()  # clients that never take part in training
     shared: Mapping[str, np.ndarray] = field(default_factory=dict)  # further test rows, by name, for every client
-    base_classes: int = 0  # only so many classes are trained on, the first ones; 0 means all
+    base_classes: int = 0  # how many classes are trained on, the first ones; 0 means all
 
     @property
     def num_clients(self) -> int:
+        """All clients, those that never train included."""
         return len(self.train)
 
     @property
@@ -45,7 +50,7 @@ class Partition:
         return np.unique(np.concatenate([*self.train, *self.test, *self.val, *self.shared.values()]))
 
     def label_space(self, split: str, num_classes: int) -> range:
-        """The labels that compete for an image of ``split``: all that are trained on, or all that are not."""
+        """The labels that compete for an image of ``split``: all trained classes, or for `novel` all others."""
         trained = self.base_classes or num_classes
         return range(trained, num_classes) if split == "novel" else range(trained)
 
@@ -68,17 +73,19 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path) -> "Partition":
-        """Read what :meth:`save` wrote and check it against its hash."""
+        """Read what :meth:`save` wrote and check it against its hash; the file may come from somebody else."""
+        arrays = read_arrays(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
+            for name in SPLITS:
+                if not _are_rows(arrays[name]) or not _are_rows(arrays[f"{name}_sizes"]):
+                    raise ValueError(f"{name} has no row numbers")
             ends = {name: np.cumsum(arrays[f"{name}_sizes"])[:-1] for name in SPLITS}
             rows = {name: tuple(np.split(arrays[name], ends[name])) for name in SPLITS}
             unseen = tuple(int(client) for client in arrays["unseen"])
             shared = {name: arrays[name] for name in SHARED if name in arrays}
             partition = cls(**rows, unseen=unseen, shared=shared, base_classes=int(arrays.get("base_classes", 0)))
             whole = partition.hash == str(arrays["hash"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(f"partition file {path} cannot be read ({error}); make it again") from error
         if not whole:
             raise UserError(f"partition file {path} does not match its hash; make it again")
@@ -95,7 +102,13 @@ class Partition:
 
 
 def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fraction: float = 0.0) -> Partition:
-    """Deal the data set to clients: the same spec, data and seed give the same rows anywhere.
+    """Divide the data set among clients: the same spec, data and seed give the same rows on every machine.
+
+    Args:
+        spec: what :func:`parse_partition` makes of a text such as ``"classes:s=10,shots=16"``.
+        dataset: its labels, domains and split are used; its images are not.
+        seed: another seed gives another division; zero is a seed like any other.
+        val_fraction: the share of every client's training rows that is held out, as tuning does.
 
     ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
     to its classes. Within every class, shots and val keep the client's mix of domains up to rounding. The rows of fewer
@@ -120,6 +133,10 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
     train = [np.setdiff1d(rows, val_rows) for rows, val_rows in zip(train, val, strict=True)]
     trained_on = 0 if spec.novel == "none" else part.num_classes
     return Partition(tuple(train), tuple(test), tuple(val), _unseen(spec, len(train), seed), shared, trained_on)
+
+
+def _are_rows(array: np.ndarray) -> bool:
+    return array.dtype == np.int64 and array.ndim == 1 and bool((array >= 0).all())
 
 
 def _rng(seed: int, what: str, client: int) -> np.random.Generator:

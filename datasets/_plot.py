@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedprompt.core.errors import UserError
+from fedprompt.core.text import visible
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition
 
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.image import AxesImage
 
-CELL = 0.28  # inches per cell, so that a printed label fits beside its row
+CELL = 0.28  # inches per cell, so that a printed label fits next to its row
 NAMED = 40  # more clients, classes or domains than this are numbered, not named
-SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white means nothing at all
+SHADES = ("#cfe1f2", "#4292c6", "#08306b")  # of one hue, which reads the same in grey; white is zero
 
 
 def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
-    """Draw train images of every client by class and, where there are several, by domain (PNG, PDF or SVG)."""
+    """Draw how many train images of each class every client has, and of each domain if there are several.
+
+    The ending of ``path`` chooses the format: PNG, PDF or SVG.
+    """
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
@@ -37,7 +41,7 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
     for ax, (what, groups, names) in zip(axes, panels, strict=True):
         counts = train_counts(partition, groups, len(names))
         norm = Normalize(0, counts.max())
-        titles = [name.replace("_", " ") for name in names]
+        titles = [visible(name.replace("_", " ")) for name in names]
         image = heat_map(ax, counts, what, titles, norm, named=NAMED, written=200)
         if partition.num_clients <= NAMED:
             clients = range(partition.num_clients)
@@ -45,7 +49,8 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
         ax.set_ylabel("client")
         ax.tick_params(labelsize=7)
         figure.colorbar(image, ax=ax, label="train images", shrink=0.8)
-    figure.suptitle(f"{dataset.name}: train images of {partition.num_clients} clients", fontsize=10)
+    title = visible(f"{dataset.name}: train images of {partition.num_clients} clients")
+    figure.suptitle(title, fontsize=10, parse_math=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
@@ -54,16 +59,23 @@ def plot_partition(partition: Partition, dataset: Dataset, path: Path) -> None:
 
 
 def train_counts(partition: Partition, groups: Any, size: int) -> np.ndarray:
-    """Train images of every client (rows) in each of ``size`` groups; ``groups`` is that of every image."""
+    """(clients, size): train images of every client in each group; ``groups`` numbers the group of every image."""
     return np.array([np.bincount(np.asarray(groups)[indices], minlength=size) for indices in partition.train])
 
 
 def heat_map(
     ax: "Axes", counts: np.ndarray, what: str, names: Sequence[str], norm: "Normalize", *, named: int, written: int
 ) -> "AxesImage":
-    """Draw counts as shades, zero as white; the image is what a colour bar needs.
+    """Draw counts (clients, groups) as shades, zero as white; returns the image, which a colour bar needs.
 
-    Up to ``named`` columns carry their names, more are numbered; maps of up to ``written`` cells show every count.
+    Args:
+        ax: where to draw.
+        counts: such as :func:`train_counts` gives.
+        what: what a column is, for its label: "class" or "domain".
+        names: of the columns.
+        norm: from counts to shades, the same for maps that are compared.
+        named: up to so many columns carry their names; more are numbered.
+        written: maps of up to so many cells show every count.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -76,6 +88,6 @@ def heat_map(
     ax.grid(visible=False)
     ax.spines[:].set(visible=True, color="#666666")
     if columns <= named:
-        ax.set_xticks(range(columns), names, rotation=45, ha="right", rotation_mode="anchor")
+        ax.set_xticks(range(columns), names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
     ax.set_xlabel(what if columns <= named else f"{what} (number)")
     return image

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.progress import track
+from fedprompt.core.text import visible
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._images import UNREADABLE, ImageFile, common_size, read_image, to_array
 from fedprompt.datasets._listing import Listing
@@ -34,7 +35,10 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What ``prepare`` read and wrote. ``dataset`` is None if unreadable files kept the store from being written."""
+    """What ``prepare`` read and wrote, for people: print :meth:`format_report`.
+
+    ``dataset`` is None if unreadable files kept the store from being written.
+    """
 
     name: str
     source: str
@@ -46,15 +50,16 @@ class Preparation:
 
     @property
     def complete(self) -> bool:
+        """Whether a store was written."""
         return self.dataset is not None
 
     def count(self, *, split: str | None = None, domain: str | None = None, class_name: str | None = None) -> int:
-        """Images with these properties; None stands for any."""
+        """How many images have these properties; None stands for any."""
         asked = (split, domain, class_name)
         return sum(n for key, n in self.counts.items() if all(a in (None, k) for a, k in zip(asked, key, strict=True)))
 
     def format_report(self) -> str:
-        """All of it as text, for the terminal."""
+        """All of it as text for the terminal; control characters in names of files and folders are written out."""
         domains = list(dict.fromkeys(domain for _, domain, _ in self.counts))
         classes = list(dict.fromkeys(name for _, _, name in self.counts))
         lines = [f"{self.name} from {self.source}"]
@@ -77,7 +82,7 @@ class Preparation:
         lines += [f"  {note}" for note in self.notes]
         if self.dataset is None:
             lines.append("  NOT PREPARED: repair the unreadable files, or leave them out with --skip-bad")
-        return "\n".join(lines).encode(errors="surrogateescape").decode(errors="replace")  # names need not be UTF-8
+        return "\n".join(map(visible, lines))
 
     def _class_lines(self, classes: list[str]) -> list[str]:
         pairs = [(self.count(split="train", class_name=c), self.count(split="test", class_name=c)) for c in classes]
@@ -87,33 +92,38 @@ class Preparation:
 
 
 def stored_preparation(name: str, source: str, store: Path, files: str) -> Preparation | None:
-    """The account of ``store``, if it was made from ``source`` when its files had the fingerprint ``files``."""
+    """What an earlier ``prepare`` reported, if ``store`` was made from ``source`` and its files have not changed.
+
+    ``files`` is the fingerprint of the files' names, sizes and times; None means that the store must be made.
+    """
     try:
         meta = read_meta(store)
-    except (OSError, ValueError):
-        return None
-    if meta.get("files") != files or meta.get("source") != source:
+        if meta.get("files") != files or meta.get("source") != source:
+            return None
+        notes = (*map(str, meta["notes"]), UNCHANGED)
+        duplicates = tuple(Duplicate(*pair) for pair in meta["duplicates"])
+        unreadable = tuple((str(path), str(reason)) for path, reason in meta["unreadable"])
+    except (UserError, KeyError, TypeError, ValueError):  # damaged: made again from the files
         return None
     dataset = open_store(store)
     labels, domains, is_test = map(np.asarray, (dataset.labels, dataset.domains, dataset.is_test))
     listing = Listing([], labels, domains, is_test, dataset.class_names, dataset.domain_names)
-    return Preparation(
-        name,
-        source,
-        dataset,
-        _count(listing),
-        tuple(Duplicate(*pair) for pair in meta["duplicates"]),
-        tuple((path, reason) for path, reason in meta["unreadable"]),
-        (*meta["notes"], UNCHANGED),
-    )
+    return Preparation(name, source, dataset, _count(listing), duplicates, unreadable, notes)
 
 
 def build_store(
     name: str, listing: Listing, source: str, store: Path, skip_bad: bool, fingerprint: str = "", files: str = ""
 ) -> Preparation:
-    """Decode every image once into ``store``; unreadable ones are listed, and left out only if ``skip_bad``.
+    """Decode every image of ``listing`` once into ``store``; unreadable ones are listed, and left out if ``skip_bad``.
 
-    ``files`` stands for the state of the source's files, ``fingerprint`` for what must be the same whenever it is used.
+    Args:
+        name: the data set's, for messages and the store.
+        listing: files with labels, domains and split.
+        source: where the files are, as users are told.
+        store: the folder to write.
+        skip_bad: write the store although some files are unreadable.
+        fingerprint: stored, and compared whenever the data are used (users' folders may change).
+        files: stored, and compared when ``prepare`` runs again.
     """
     if not len(listing.labels):
         raise UserError(f"{name}: no images found in {source}")

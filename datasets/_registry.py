@@ -15,6 +15,8 @@ import numpy as np
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.files import cache_dir, write_atomic
+from fedprompt.core.text import visible
+from fedprompt.core.untrusted import read_table
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._folders import user_folder
 from fedprompt.datasets._listing import MissingDataError, image_files, visible_tree
@@ -34,16 +36,17 @@ Loader = Callable[[Path | None], Dataset]  # what an entry point names: a functi
 
 @cache  # every cell of a suite asks, and the answer takes reading the metadata of every installed package
 def entry_points(*, group: str) -> metadata.EntryPoints:
+    """Those of installed packages; nothing is imported yet."""
     return metadata.entry_points(group=group)
 
 
 def dataset_names() -> list[str]:
-    """Every name that :func:`load_dataset` knows, sorted; it knows any ``folder:PATH`` as well."""
+    """Every name that :func:`load_dataset` knows, sorted; it also takes any ``folder:PATH``."""
     return sorted({*EMBEDDED, *SOURCES, *_installed(), *named_folders()})
 
 
 def short_name(name: str) -> str:
-    """How tables, figures, MLflow and messages call a data set: by its name, or by that of its folder."""
+    """What tables, figures and MLflow call a data set: its name, or the name of its folder for ``folder:PATH``."""
     if not name.startswith(FOLDER):
         return name
     path = name.removeprefix(FOLDER).partition(LAYOUT)[0]
@@ -51,16 +54,18 @@ def short_name(name: str) -> str:
 
 
 def named_folders() -> dict[str, str]:
-    """``folder:PATH`` of each name that :func:`name_folder` gave."""
-    try:
-        names: dict[str, str] = json.loads(_names_file().read_text())
-    except (OSError, ValueError):
+    """The ``folder:PATH`` behind each name that :func:`name_folder` gave on this machine."""
+    file = _names_file()
+    if not file.exists():
         return {}
+    names = read_table(file)
+    if not all(isinstance(address, str) and address.startswith(FOLDER) for address in names.values()):
+        raise UserError(f"{file} cannot be read: it must give a {FOLDER}PATH for every name; correct or delete it")
     return names
 
 
 def name_folder(name: str, folder: str) -> None:
-    """Call the data set ``folder:PATH`` by ``name`` from now on, on this machine."""
+    """Give the data set ``folder:PATH`` a name, on this machine: ``name_folder("pets", "folder:/data/pets")``."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise UserError(f"{name!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
     if name in {*EMBEDDED, *SOURCES, *_installed()}:
@@ -88,14 +93,20 @@ def describe_dataset(name: str) -> str:
     if name in EMBEDDED:
         return EMBEDDED[name]
     if name in named_folders():
-        return f"your images in {named_folders()[name].removeprefix(FOLDER)}"
+        return visible(f"your images in {named_folders()[name].removeprefix(FOLDER)}")
     return f"from an installed package ({_installed()[name].value})"
 
 
 def load_dataset(name: str, *, root: Path | None = None, image_size: int | None = None) -> Dataset:
-    """Open a data set at ``image_size`` (None: as stored). It is prepared on first use and mapped from disk.
+    """Open a data set, mapped from disk. It is prepared on first use.
 
-    ``root`` (or $FEDPROMPT_DATA) is the folder with the downloaded files; a prepared data set does not need it.
+    Args:
+        name: one of :func:`dataset_names`, or ``folder:PATH`` for your own images.
+        root: the folder with the downloaded files ($FEDPROMPT_DATA by default); not needed once the data are prepared.
+        image_size: the side in pixels that a backbone wants; None keeps the stored size. Images are resized when they
+            are first read, and kept.
+
+    Raises :class:`MissingDataError`, with the command that helps, if its files are nowhere.
     """
     if image_size is not None and image_size < 1:
         raise UserError(f"image_size={image_size} must be at least 1")
@@ -111,11 +122,12 @@ def is_prepared(name: str) -> bool:
 def dataset_notes(name: str) -> tuple[str, ...]:
     """What its preparation noted: how a user's folder was understood, how the split was drawn, what was left out."""
     store = _store_of(_resolved(name))
-    return tuple(str(note) for note in read_meta(store).get("notes", ())) if (store / "meta.json").exists() else ()
+    notes = read_meta(store).get("notes") if (store / "meta.json").exists() else ()
+    return tuple(map(visible, notes)) if isinstance(notes, list) else ()
 
 
 def load_labels(name: str, root: Path | None = None) -> Dataset:
-    """The data set; if it is public and not prepared, without images, so that none is decoded (shape (n, 3, 0, 0)).
+    """The data set for those who only count: if it is public and not prepared, no image is decoded (n, 3, 0, 0).
 
     Raises :class:`MissingDataError` if a public data set is not prepared and its files are not under ``root`` either.
     """
@@ -141,12 +153,18 @@ def load_labels(name: str, root: Path | None = None) -> Dataset:
 def prepare(name: str, root: Path | None = None, skip_bad: bool = False, download: bool = True) -> Preparation:
     """Check or fetch the files of a data set and write its store, unless it was made from the same files.
 
-    If files are unreadable and ``skip_bad`` is not set, nothing is written: the result lists them and has no dataset.
+    Args:
+        name: a public data set or ``folder:PATH``; embedded data need no preparation.
+        root: where the files are or should go ($FEDPROMPT_DATA by default).
+        skip_bad: leave unreadable files out. Otherwise nothing is written if there are any; the result lists them.
+        download: fetch what is missing, if the maintainers offer it.
     """
     address = _resolved(name)
     if address.startswith(FOLDER):
         folder, layout = _user_path(address)
-        fingerprint = _fingerprint(image_files(folder), folder)  # before they are read, so that a change is noticed
+        fingerprint = _fingerprint(
+            image_files(folder, within=folder), folder
+        )  # before they are read, so that a change is noticed
         where = str(folder), _store_of(address)
         return stored_preparation(short_name(name), *where, fingerprint) or build_store(
             short_name(name), user_folder(folder, layout), *where, skip_bad, fingerprint, fingerprint
@@ -180,7 +198,7 @@ def _load(name: str, root: Path | None) -> Dataset:
     store = _store_of(name)
     if name.startswith(FOLDER):
         folder = _user_path(name)[0]
-        fingerprint = _fingerprint(image_files(folder), folder)
+        fingerprint = _fingerprint(image_files(folder, within=folder), folder)
     else:
         fingerprint = ""
         _check_source(_public_source(name), _root(root), store)
@@ -289,7 +307,7 @@ def _check_source(source: Source, root: Path | None, store: Path) -> None:
 def _not_prepared(source: Source) -> MissingDataError:
     return MissingDataError(
         f"{source.name} is not prepared; run: fedprompt prepare {source.name} --root DIR "
-        f"(DIR holds or will get {source.layout})"
+        f"(DIR has, or will get, {source.layout})"
     )
 
 

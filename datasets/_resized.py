@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedprompt.core.errors import UserError
 from fedprompt.core.files import atomic_file
 from fedprompt.core.progress import track
+from fedprompt.core.untrusted import map_array
 from fedprompt.datasets._dataset import Dataset, Images
 from fedprompt.datasets._images import to_array
 from fedprompt.datasets._store import cannot_write, one_writer
 
 Forms = dict[str, tuple[tuple[int, ...], type]]  # file -> shape and type of its array
-BAR = 1000  # rows from which on a progress bar is worth drawing
+BAR_FROM = 1000  # rows; fewer are resized too fast for a progress bar
 
 
 def resize_rows(dataset: Dataset, rows: np.ndarray) -> None:
-    """Resize the images of ``rows`` now, if ``dataset`` has another size than its store, so that no round waits."""
+    """Resize the images of ``rows`` now, so that no round waits; does nothing for data sets at their stored size."""
     if isinstance(dataset.images, ResizedImages):
         dataset.images.fill(rows)
 
@@ -61,7 +63,7 @@ class ResizedImages:
         described = f"resizing {self._name} to {self._size} px"
         try:
             with (self._folder / "images.npy").open("r+b") as pixels, (self._folder / "sums.npy").open("r+b") as sums:
-                for row in track(rows, described) if len(rows) >= BAR else rows:
+                for row in track(rows, described) if len(rows) >= BAR_FROM else rows:
                     picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(self._originals[row], 0, -1)))
                     resized = np.ascontiguousarray(to_array(picture, self._size))
                     pixels.seek(self._pixels.offset + row * resized.nbytes)
@@ -73,7 +75,7 @@ class ResizedImages:
             raise cannot_write(self._folder, error) from error
 
     def _open(self) -> tuple[np.memmap, np.memmap]:
-        """Both files, mapped; made anew if one of them is missing or of another shape."""
+        """Both files, mapped; created again if one of them is missing or has another shape."""
         forms: Forms = {"images.npy": (self.shape, np.uint8), "sums.npy": (self.shape[:1], np.uint32)}
 
         def are_there() -> bool:
@@ -83,14 +85,14 @@ class ResizedImages:
             with one_writer(self._folder):
                 if not are_there():
                     _make_empty(self._folder, forms)
-        pixels, sums = (np.load(self._folder / name, mmap_mode="r") for name in forms)
+        pixels, sums = (map_array(self._folder / name) for name in forms)
         return pixels, sums
 
 
 def _is_array(path: Path, shape: tuple[int, ...], kind: type) -> bool:
     try:
-        array = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
+        array = map_array(path)
+    except UserError:
         return False
     return bool(array.shape == shape and array.dtype == kind)
 

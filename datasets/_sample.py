@@ -10,7 +10,10 @@ EPSILON = 1e-9  # far below any share of an image, far above rounding errors
 def few_shots(
     rows: np.ndarray, labels: np.ndarray, domains: np.ndarray, shots: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """At most ``shots`` rows of every class; those of fewer shots (and an equal generator) are a subset."""
+    """At most ``shots`` of a client's ``rows`` for every class, sorted. Fewer shots give a subset, if drawn alike.
+
+    ``labels`` and ``domains`` are those of the whole data set. The domains of a class keep their proportions.
+    """
     sizes = np.unique(labels[rows], return_counts=True)[1]
     turns = (
         number
@@ -23,7 +26,7 @@ def few_shots(
 def held_out(
     rows: np.ndarray, labels: np.ndarray, domains: np.ndarray, fraction: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """That fraction of the rows (at least one, never all); every class gives its share, give or take one image."""
+    """That fraction of a client's ``rows`` (at least one, never all), every class in proportion up to one image."""
     if not fraction:
         return np.empty(0, np.int64)
     count = min(max(1, round(fraction * len(rows))), len(rows) - 1)

@@ -1,4 +1,4 @@
-"""How unlike the clients' labels are, and what `shots` do to it."""
+"""How much the clients' class frequencies differ, and what `shots` do to that."""
 
 import dataclasses
 
@@ -8,11 +8,14 @@ from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._partition import Partition, make_partition
 from fedprompt.datasets._spec import PartitionSpec
 
-TOLD = 0.05  # a smaller loss of skew is not worth a line
+WORTH_A_NOTE = 0.05  # a smaller loss of skew is not mentioned
 
 
 def label_skew(partition: Partition, dataset: Dataset) -> float:
-    """Mean total variation, from 0 to 1, between a client's shares of the classes and those of all clients together."""
+    """How far clients are from having all classes in equal proportions, from 0 (not at all) to 1.
+
+    The total variation between a client's class frequencies and those of all clients together, averaged over clients.
+    """
     labels = np.asarray(dataset.labels)
     counts = np.array([np.bincount(labels[rows], minlength=dataset.num_classes) for rows in partition.train], float)
     shares = counts / counts.sum(axis=1, keepdims=True)
@@ -20,13 +23,13 @@ def label_skew(partition: Partition, dataset: Dataset) -> float:
 
 
 def shots_note(spec: PartitionSpec, dataset: Dataset, seed: int) -> str:
-    """What `shots` do to a skew that shares of classes make: they level the classes that a client has."""
+    """A warning if `shots` undo a Dirichlet partition's label skew by levelling each client's classes; else empty."""
     if not spec.shots or "dirichlet" not in spec.kind:
         return ""
     skew_without, skew_with_shots = (
         label_skew(make_partition(each, dataset, seed), dataset) for each in (dataclasses.replace(spec, shots=0), spec)
     )
-    if skew_without - skew_with_shots < TOLD:
+    if skew_without - skew_with_shots < WORTH_A_NOTE:
         return ""
     return (
         f"{spec}: shots={spec.shots} level the classes of each client, so that the label skew falls from "

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import _layouts
 from fedprompt.datasets._download import Download, fetch, unpack
@@ -13,13 +15,17 @@ from fedprompt.datasets._listing import Listing, MissingDataError
 
 @dataclass(frozen=True)
 class Source:
-    """A public data set."""
+    """A public data set: how to find, fetch and list its files.
+
+    To add one, write a layout function in ``_layouts.py`` and an entry in ``_LIST``; the command line and the tests
+    over all sources then know it.
+    """
 
     name: str
     classes: int
     list_files: Callable[[Path], Listing]
-    layout: str  # what the folder must hold, for messages
-    markers: tuple[str, ...]  # a folder that holds one of these holds the data set
+    layout: str  # what the folder must contain, for messages
+    markers: tuple[str, ...]  # a folder with one of these has the data set
     inside: tuple[str, ...] = ()  # folders below the root where it may be
     downloads: tuple[Download, ...] = ()
     home: str = ""  # the maintainers' page
@@ -48,7 +54,7 @@ class Source:
         return f"put {self.layout}{page} there{fetch}"
 
     def listing(self, root: Path) -> Listing:
-        """All files with their labels; the number of classes is checked."""
+        """All files with their labels. The number of classes is checked, and that no list names a file elsewhere."""
         folder = self.find(root)
         try:
             listing = self.list_files(folder)
@@ -56,11 +62,19 @@ class Source:
             raise UserError(
                 f"{self.name}: the lists in {folder} cannot be read ({error!r}); fetch them again"
             ) from error
+        for file in () if isinstance(listing.images, np.ndarray) else listing.images:
+            if isinstance(file, Path) and not _below(file, folder):
+                raise UserError(f"{self.name}: a list in {folder} names {file}, which lies elsewhere; fetch it again")
         if len(listing.class_names) != self.classes:
             raise UserError(
-                f"{self.name}: {folder} holds {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
+                f"{self.name}: {folder} has {len(listing.class_names)} classes, not {self.classes}; {self.help(root)}"
             )
         return listing
+
+
+def _below(file: Path, folder: Path) -> bool:
+    """Whether the path of an image stays in its folder, as text: lists may hold `..` and absolute paths."""
+    return file.is_relative_to(folder) and ".." not in file.relative_to(folder).parts
 
 
 _VGG = "https://www.robots.ox.ac.uk/~vgg/data"
@@ -93,6 +107,7 @@ sketch_test.txt d8a222e4672cfd585298aa14d02ea441
 
 def _domainnet_downloads() -> tuple[Download, ...]:
     def address(file: str) -> str:
+        """Two zips were cleaned by the maintainers and lie elsewhere."""
         if file.endswith(".txt"):
             return f"{_DOMAINNET}/domainnet/txt/{file}"
         return f"{_DOMAINNET}/{'groundtruth/' if file in ('clipart.zip', 'painting.zip') else ''}{file}"

@@ -1,6 +1,16 @@
-"""What a partition is asked to be: ``kind:key=value,...`` as text, one frozen dataclass per kind in code.
+"""What a partition should be: ``kind:key=value,...`` as text, one frozen dataclass per kind in code.
 
-A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method.
+A new kind is a subclass of :class:`PartitionSpec` with its keys as fields and a ``split`` method, listed in ``KINDS``::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Even(PartitionSpec):
+        kind, example = "even", "even:clients=10"
+        clients: int
+
+        def split(self, dataset, seed):
+            is_test, rng = np.asarray(dataset.is_test), numpy_rng(seed, "partition", "even")
+            train, test = (rng.permutation(np.flatnonzero(part)) for part in (~is_test, is_test))
+            return np.array_split(train, self.clients), np.array_split(test, self.clients)
 """
 
 import dataclasses
@@ -17,14 +27,18 @@ from fedprompt.datasets import _splits
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._splits import TrainTestRows
 
-MOST = 10**9  # of anything that is counted
-TRIES = 100  # draws of a Dirichlet partition before it is given up
+MAX_COUNT = 10**9  # of clients, shots and the like
+MAX_DRAWS = 100  # of a Dirichlet partition before it is given up
 Unseen = Literal["none", "half", "last_half"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSpec(ABC):
-    """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text."""
+    """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text.
+
+    Shots, held-out validation rows, unseen clients, novel classes and the target domain are handled for all kinds
+    alike (``_partition.py``, ``_held_out.py``); a kind only divides rows among clients.
+    """
 
     kind: ClassVar[str]
     example: ClassVar[str]
@@ -41,9 +55,9 @@ class PartitionSpec(ABC):
             value = getattr(self, name, None)
             if value is not None and value < least:
                 raise UserError(f"partition {self.kind!r}: {name}={value} is too small; it must be at least {least}")
-            if value is not None and value > MOST:
+            if value is not None and value > MAX_COUNT:
                 raise UserError(
-                    f"partition {self.kind!r}: {name}={value!s:.15} is too large; it must be at most {MOST}"
+                    f"partition {self.kind!r}: {name}={value!s:.15} is too large; it must be at most {MAX_COUNT}"
                 )
         alpha = getattr(self, "alpha", 1.0)
         if not 0 < alpha < np.inf:
@@ -65,12 +79,19 @@ class PartitionSpec(ABC):
 
     @abstractmethod
     def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
-        """The train rows and the test rows of every client."""
+        """The train rows and the test rows of every client.
+
+        All randomness must come from keys with this ``seed``; refuse what cannot be drawn with a UserError first.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Domains(PartitionSpec):
-    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one per holder."""
+    """Every client holds ``m`` domains; a domain is cut into equal class-stratified parts, one per holder.
+
+    With ``assignment=cyclic`` client k holds domains k to k + m - 1, modulo their number; ``random_regular`` draws who
+    holds what, with every domain used equally often.
+    """
 
     kind = "domains"
     example = "domains:m=2"
@@ -98,7 +119,10 @@ class Domains(PartitionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Classes(PartitionSpec):
-    """Every client holds at most ``s`` classes, and the same random share of a class in train and test."""
+    """Every client holds at most ``s`` classes, and the same random share of a class in train and test.
+
+    ``s`` times ``clients`` must be a multiple of the number of classes, so that all have equally many holders.
+    """
 
     kind = "classes"
     example = "classes:s=10"
@@ -121,14 +145,18 @@ class Classes(PartitionSpec):
         if not _splits.any_share_has_an_image(dataset, self.s * self.clients // count):
             raise UserError(
                 f"partition '{self}': {self.s * self.clients // count} clients share each class, and no share of "
-                f"{dataset.name!r} holds an image in both splits; use fewer clients or a smaller s"
+                f"{dataset.name!r} has an image in both splits; use fewer clients or a smaller s"
             )
         return _splits.by_classes(dataset, self.clients, self.s, numpy_rng(seed, "partition", "classes"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(PartitionSpec):
-    """Each class is shared out by Dir(alpha), train and test alike, until all clients have ``min_size`` of both."""
+    """Each class is shared out by Dir(alpha), train and test alike.
+
+    A small ``alpha`` gives most of a class to few clients. The whole division is drawn again until every client has
+    ``min_size`` train and ``min_size`` test images.
+    """
 
     kind = "dirichlet"
     example = "dirichlet:alpha=0.5,clients=100"
@@ -202,7 +230,10 @@ KINDS: dict[str, type[PartitionSpec]] = {
 
 
 def parse_partition(text: str) -> PartitionSpec:
-    """Read ``kind:key=value,key=value``."""
+    """Read ``kind:key=value,key=value``, such as ``"dirichlet:alpha=0.5,clients=100"``.
+
+    Unknown kinds and keys, missing keys and values out of range raise a UserError with an example.
+    """
     name, _, rest = text.strip().partition(":")
     examples = ", ".join(kind.example for kind in KINDS.values())
     if name not in KINDS:
@@ -273,15 +304,15 @@ def _retry_dirichlet(
     *key: int,
 ) -> TrainTestRows:
     """Draw until every client has ``min_size`` train and test images; every attempt has its own generator."""
-    for attempt in range(TRIES):
+    for attempt in range(MAX_DRAWS):
         rng = numpy_rng(seed, "partition", spec.kind, *key, attempt)
-        deal = _splits.DirichletDeal.draw(dataset, where, spec.clients, spec.alpha, rng)
-        sizes = deal.sizes()
+        draw = _splits.DirichletDraw.draw(dataset, where, spec.clients, spec.alpha, rng)
+        sizes = draw.sizes()
         if sizes.min() >= spec.min_size:
-            return deal.rows()
+            return draw.rows()
     part, client = np.unravel_index(sizes.argmin(), sizes.shape)
     raise UserError(
-        f"partition '{spec}': after {TRIES} draws over {what} client {client} still has {sizes.min()} "
+        f"partition '{spec}': after {MAX_DRAWS} draws over {what} client {client} still has {sizes.min()} "
         f"{('train', 'test')[part]} images, min_size={spec.min_size}; use fewer clients, a larger alpha or a "
         "smaller min_size"
     )

@@ -1,6 +1,7 @@
-"""How rows are dealt to clients: pure functions of labels, domains and a generator.
+"""How rows are divided among clients: pure functions of labels, domains and a generator.
 
-All of them work on row numbers of the data set only, so an image can never meet another image's label.
+All of them work on row numbers of the data set only, so an image can never get another image's label. They return the
+train rows and the test rows of every client, each sorted.
 """
 
 from collections.abc import Iterable
@@ -53,7 +54,10 @@ def shuffle_domains(holders: np.ndarray, rng: np.random.Generator) -> np.ndarray
 
 
 def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) -> TrainTestRows:
-    """Cut every domain into one part per holder; parts differ by at most one image, in total and in each class."""
+    """Cut every domain into one part per holder; parts differ by at most one image, in total and in each class.
+
+    ``holders`` is a mask (clients, domains), as :func:`cyclic_domains` and :func:`shuffle_domains` make it.
+    """
     domains, is_test = np.asarray(dataset.domains), np.asarray(dataset.is_test)
     train: list[Rows] = [[] for _ in holders]
     test: list[Rows] = [[] for _ in holders]
@@ -69,8 +73,8 @@ def by_domains(dataset: Dataset, holders: np.ndarray, rng: np.random.Generator) 
 def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator) -> TrainTestRows:
     """Give every client ``s`` class slots and each slot a share of its class.
 
-    One slot of every class is handed out before any class gives a second one. A client served across that
-    boundary may draw the same class twice, hence "at most s classes". Images left over by flooring stay unused.
+    One slot of every class is handed out before any class gives a second one. A client that is served across that
+    boundary may draw the same class twice, hence "at most s classes". Images left over by rounding down stay unused.
     """
     slots = s * clients // dataset.num_classes
     draws = rng.uniform(MIN_SHARE, MAX_SHARE, size=(dataset.num_classes, slots))
@@ -90,7 +94,10 @@ def by_classes(dataset: Dataset, clients: int, s: int, rng: np.random.Generator)
 
 
 def any_share_has_an_image(dataset: Dataset, slots: int) -> bool:
-    """Whether the largest share that :func:`by_classes` can draw comes to an image, in train and in test."""
+    """Whether the largest share that :func:`by_classes` can draw is at least one image, in train and in test.
+
+    ``slots`` is the number of clients that share a class.
+    """
     largest = MAX_SHARE / (MAX_SHARE + MIN_SHARE * (slots - 1))
     is_test, labels = np.asarray(dataset.is_test), np.asarray(dataset.labels)
     return all(int(np.bincount(labels[split]).max(initial=0) * largest) for split in (~is_test, is_test))
@@ -110,7 +117,7 @@ def _take_shares(rows: Rows, slots_of: list[list[Slot]]) -> Rows:
 
 
 def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator) -> TrainTestRows:
-    """Every client gets all images of its group of classes."""
+    """Every client gets all images of its group of classes; ``groups`` lists the labels of each client."""
     is_test = np.asarray(dataset.is_test)
     lists = (by_class(dataset, where, rng) for where in (~is_test, is_test))
     train, test = (gather([[rows[label] for label in group] for group in groups]) for rows in lists)
@@ -118,7 +125,7 @@ def by_disjoint_classes(dataset: Dataset, groups: Rows, rng: np.random.Generator
 
 
 @dataclass(frozen=True)
-class DirichletDeal:
+class DirichletDraw:
     """Rows cut class by class with shares from Dir(alpha), the same for train and test.
 
     A client that already holds an equal share of the train images gets nothing of the classes that follow.
@@ -130,7 +137,8 @@ class DirichletDeal:
     @classmethod
     def draw(
         cls, dataset: Dataset, where: np.ndarray, clients: int, alpha: float, rng: np.random.Generator
-    ) -> "DirichletDeal":
+    ) -> "DirichletDraw":
+        """Draw the shares of all classes, in the order of their labels; ``where`` selects the images to divide."""
         is_test = np.asarray(dataset.is_test)
         train_rows, test_rows = (by_class(dataset, where & split, rng) for split in (~is_test, is_test))
         even = sum(map(len, train_rows)) / clients
@@ -151,6 +159,7 @@ class DirichletDeal:
         return np.array([np.diff((self.ends * n[:, None]).astype(int), axis=1, prepend=0).sum(axis=0) for n in numbers])
 
     def rows(self) -> TrainTestRows:
+        """The rows that the drawn shares come to."""
         train, test = (gather(zip(*map(self._pieces, split, self.ends), strict=True)) for split in self.splits)
         return train, test
 

@@ -1,8 +1,8 @@
 """The prepared store: one folder with plain .npy arrays and a meta.json with their checksum.
 
-A store is written beside its final place and renamed into it, so a folder with that name is complete. Every byte is
+A store is written next to its final place and renamed into it, so a folder with that name is complete. Every byte is
 compared with the checksum when the store is first opened after a change of size, times or inode of any of its files;
-`verified.json` holds what they were then. Opening an unchanged store costs five calls of stat.
+`verified.json` keeps what they were then. Opening an unchanged store costs five calls of stat.
 """
 
 import hashlib
@@ -20,13 +20,20 @@ from filelock import FileLock
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
+from fedprompt.core.untrusted import map_array, read_table
 from fedprompt.datasets._dataset import Dataset
 
-ARRAYS = ("images", "labels", "domains", "is_test")
+FORMS: dict[str, tuple[int, type]] = {  # axes and type of each array
+    "images": (4, np.uint8),
+    "labels": (1, np.int64),
+    "domains": (1, np.int64),
+    "is_test": (1, np.bool_),
+}
+ARRAYS = tuple(FORMS)
 VERSION = 1
 _REMEDY = "delete the folder and prepare again"
 META, VERIFIED = "meta.json", "verified.json"
-STALE = 24 * 3600  # seconds after which nobody can still be writing a scratch folder
+STALE = 24 * 3600  # seconds after which no process can still be writing a scratch folder
 
 
 def running_digests(
@@ -34,7 +41,7 @@ def running_digests(
 ) -> dict[str, str]:
     """SHA-256 over the ordered names and the arrays (shape, type and bytes) up to and including each array.
 
-    The last one covers everything: it is the data set's checksum. The first that differs tells which file is damaged.
+    The last one covers everything: it is the data set's checksum. The first one that differs names the damaged file.
     """
     digest = hashlib.sha256(json.dumps([class_names, domain_names]).encode())
     digests = {}
@@ -54,7 +61,16 @@ def write_store(
     domain_names: tuple[str, ...],
     **notes: Any,
 ) -> Dataset:
-    """Write a store to ``folder``, completely or not at all, and open it. ``notes`` go into meta.json."""
+    """Write a store to ``folder``, completely or not at all, and open it.
+
+    Args:
+        folder: replaced if it exists.
+        name: the data set's.
+        arrays: ``images`` uint8 (n, 3, h, w), ``labels``, ``domains`` and ``is_test`` (n,).
+        class_names: by label.
+        domain_names: by number of the domain.
+        notes: further entries of meta.json.
+    """
     with new_store(folder) as scratch:
         write_images(scratch, [arrays["images"]])
         write_rest(scratch, name, arrays, class_names, domain_names, **notes)
@@ -78,7 +94,10 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_store(folder: Path) -> Iterator[Path]:
-    """A scratch folder that takes the place of ``folder`` if the block completes it, and vanishes otherwise."""
+    """A scratch folder that replaces ``folder`` if the block completes it, and vanishes otherwise.
+
+    Complete it with :func:`write_images`, then :func:`write_rest`.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
@@ -123,8 +142,8 @@ def write_rest(
     **notes: Any,
 ) -> None:
     """Complete a store whose images are written: the other arrays and meta.json."""
-    for key, kind in (("labels", np.int64), ("domains", np.int64), ("is_test", np.bool_)):
-        np.save(scratch / f"{key}.npy", np.asarray(arrays[key], kind))
+    for key in ARRAYS[1:]:
+        np.save(scratch / f"{key}.npy", np.asarray(arrays[key], FORMS[key][1]))
     mapped = {key: np.load(scratch / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
     digests = running_digests(mapped, class_names, domain_names)
     meta = {
@@ -142,27 +161,49 @@ def write_rest(
 
 
 def open_store(folder: Path, verify: bool = False) -> Dataset:
-    """Map a store from disk. Its bytes are compared with its checksum if a file was touched since, or if ``verify``."""
+    """Map a store from disk. Its bytes are compared with its checksum if a file was touched since, or if ``verify``.
+
+    The folder may come from anywhere: whatever is wrong with it is one UserError, which says to prepare again.
+    """
     try:
         stamps = _stamps(folder)  # before anything is read, so that a later change is noticed next time
         meta = read_meta(folder)
-        arrays = {key: np.load(folder / f"{key}.npy", mmap_mode="r") for key in ARRAYS}
-        class_names, domain_names = tuple(meta["class_names"]), tuple(meta["domain_names"])
+        arrays = {key: _map(folder, key) for key in ARRAYS}
+        class_names, domain_names = (_names(meta, key) for key in ("class_names", "domain_names"))
         dataset = Dataset(
             str(meta["name"]), **arrays, class_names=class_names, domain_names=domain_names, checksum=meta["checksum"]
         )
         if meta["version"] != VERSION:
             raise ValueError(f"version {meta['version']} instead of {VERSION}")
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise ValueError("its arrays differ in length")
         short = next((key for key in ARRAYS if stamps[f"{key}.npy"][0] != meta["bytes"][key]), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"prepared data {folder} cannot be read ({error}); {_REMEDY}") from error
     damaged = short or (_damaged_array(dataset, meta) if verify or _verified(folder) != stamps else None)
     if damaged:
         raise UserError(f"prepared data {folder / damaged}.npy do not match their checksum; {_REMEDY}")
     if _verified(folder) != stamps:
+        for key, names in (("labels", class_names), ("domains", domain_names)):
+            if len(arrays[key]) and not 0 <= arrays[key].min() <= arrays[key].max() < len(names):
+                raise UserError(f"prepared data {folder / key}.npy number more than the {len(names)} names; {_REMEDY}")
         with suppress(OSError):  # a folder of somebody else's: the next one to open it checks again
             write_atomic(folder / VERIFIED, json.dumps(stamps).encode())
     return dataset
+
+
+def _map(folder: Path, key: str) -> np.memmap:
+    array, (axes, kind) = map_array(folder / f"{key}.npy"), FORMS[key]
+    if array.ndim != axes or array.dtype != kind:
+        raise ValueError(f"{key}.npy has the shape {array.shape} and type {array.dtype}")
+    return array
+
+
+def _names(meta: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = meta[key]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{META} has no list of names as {key}")
+    return tuple(names)
 
 
 def _damaged_array(dataset: Dataset, meta: dict[str, Any]) -> str | None:
@@ -171,8 +212,9 @@ def _damaged_array(dataset: Dataset, meta: dict[str, Any]) -> str | None:
     digests = running_digests(arrays, dataset.class_names, dataset.domain_names)
     if digests[ARRAYS[-1]] == dataset.checksum:
         return None
-    saved = meta.get("digests") or {}
-    return next((key for key in ARRAYS if saved.get(key) != digests[key]), ARRAYS[0])
+    saved = meta.get("digests")
+    known = saved if isinstance(saved, dict) else {}
+    return next((key for key in ARRAYS if known.get(key) != digests[key]), ARRAYS[0])
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
@@ -184,23 +226,21 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 def _verified(folder: Path) -> Any:
     """The stamps of the last full check."""
     try:
-        return json.loads((folder / VERIFIED).read_text())
-    except (OSError, ValueError):
+        return read_table(folder / VERIFIED)
+    except UserError:
         return None
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    if not isinstance(meta, dict):
-        raise ValueError(f"{META} holds no table")
-    return meta
+    """What a store says of itself: names, checksum, and where its images came from."""
+    return read_table(folder / META)
 
 
 def is_store(folder: Path, fingerprint: str = "") -> bool:
-    """Whether ``folder`` holds a store that was made from the files that ``fingerprint`` stands for."""
+    """Whether ``folder`` is a store that was made from the files that ``fingerprint`` stands for."""
     try:
         return bool(read_meta(folder).get("fingerprint", "") == fingerprint)
-    except (OSError, ValueError):
+    except UserError:
         return False
 
 
@@ -209,7 +249,7 @@ def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
 
 
 def _take_place(scratch: Path, folder: Path) -> None:
-    """Two renames, so that a reader finds the old store or the new one, and hardly ever neither."""
+    """Two renames, so that a reader finds the old store or the new one, and almost never neither."""
     old = scratch.with_name(f"{scratch.name}-old")
     if folder.exists():
         folder.rename(old)
@@ -230,6 +270,7 @@ def _remove_stale(folder: Path) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:
+    """The error for a full disk or a folder without permission."""
     return UserError(
         f"cannot write the prepared data {folder}: {error.strerror or error}; nothing was left behind (FEDPROMPT_CACHE "
         "names another place)"

@@ -1,4 +1,4 @@
-"""Glyph masks from the fonts that ship with matplotlib, and how alike two glyphs look."""
+"""Glyph masks from the fonts that ship with matplotlib, and how similar two glyphs look."""
 
 import hashlib
 from functools import cache
@@ -21,6 +21,7 @@ FONTS = (
 
 
 def font_path(font: str) -> Path:
+    """The file of a font in the installed matplotlib."""
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
 
 
@@ -73,7 +74,7 @@ def masks(char: str) -> np.ndarray:
 
 
 def likeness(chars: str, others: str) -> torch.Tensor:
-    """How alike characters look at the same size: (len(chars), len(others)), 1 for identical pictures.
+    """How similar characters look at the same size: (len(chars), len(others)), 1 for identical pictures.
 
     The correlation of softly blurred masks, maximised over the fonts that have both characters: 1 for Latin and
     Cyrillic A although their code points differ, and nearly 1 for O, o and Ο because size is normalised away.

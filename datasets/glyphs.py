@@ -29,7 +29,7 @@ SEEN_STYLES = ("print",)  # what micro-vit was pretrained on; all other styles a
 
 @dataclass(frozen=True)
 class GlyphSet:
-    """Everything that decides the pixels of a set, along with VERSION and the fonts."""
+    """The recipe of a set: with VERSION and the fonts, everything that its pixels depend on."""
 
     name: str
     chars: str
@@ -53,19 +53,25 @@ PRETRAIN = GlyphSet("glyph-pretrain", classes.PRETRAIN, SEEN_STYLES, train=36, t
 
 
 def glyph_domains() -> Dataset:
+    """Ten digits in six styles, the small stand-in for DomainNet."""
     return load(DOMAINS)
 
 
 def glyph_100() -> Dataset:
+    """A hundred letters in colour, the small stand-in for CIFAR-100."""
     return load(HUNDRED)
 
 
 def glyph_pretrain() -> Dataset:
+    """What the embedded backbones are trained on: 314 other glyphs in print."""
     return load(PRETRAIN)
 
 
 def load(spec: GlyphSet) -> Dataset:
-    """The set from the cache; it is drawn again if it is missing, truncated or altered."""
+    """The set from the cache; it is drawn again if it is missing, truncated or altered.
+
+    The folder's name is a digest of the recipe, the fonts and the version of the drawing code.
+    """
     key = json.dumps([VERSION, fonts_hash(), asdict(spec)])
     folder = cache_dir() / f"{spec.name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     try:

@@ -6,7 +6,10 @@ from fedprompt.datasets._dataset import Dataset
 
 
 def tiny_dataset(classes: int = 10, domains: int = 6, train: int = 20, test: int = 10, size: int = 4) -> Dataset:
-    """``train`` and ``test`` images of every class in every domain, in mixed order; pixels encode its row."""
+    """A data set with ``train`` and ``test`` images of every class in every domain, in mixed order.
+
+    Every pixel of an image is its row modulo 251, so that a test can see which image it got.
+    """
     domain, label, place = (axis.ravel() for axis in np.indices((domains, classes, train + test)))
     order = np.random.default_rng(7).permutation(domain.size)
     row = (np.arange(domain.size) % 251).astype(np.uint8)

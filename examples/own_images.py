@@ -8,7 +8,7 @@ The images are split into train and test by seed; `fedprompt datasets folder:PHO
 import sys
 from pathlib import Path
 
-from fedprompt.harness import Site, backbone_spec, make_cell, read_summaries, run_cells
+from fedprompt.harness import RunEnvironment, backbone_spec, make_cell, read_summaries, run_cells
 
 photos, results = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
 rules = {"rounds": 3, "epochs": 1, "batch_size": 8, "last": 1}
@@ -16,6 +16,6 @@ cells = [
     make_cell(method, f"folder:{photos}", "disjoint:clients=2", backbone_spec("micro-vit"), 0, {}, rules)
     for method in ("head-tune", "fedvpt")
 ]
-for outcome in run_cells(cells, Site(out=results)):
+for outcome in run_cells(cells, RunEnvironment(out=results)):
     print(outcome.cell.method, outcome.error or "finished")
 print(read_summaries(results, cells)[["method", "average", "worst_local"]].to_string(index=False))

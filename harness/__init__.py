@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from fedprompt.core.errors import UserError
     from fedprompt.harness.conformance import check_method
     from fedprompt.harness.recording.tracker import sync
-    from fedprompt.harness.report import write_report
+    from fedprompt.harness.report.write import write_report
     from fedprompt.harness.results import draw_accuracy, read_records, read_summaries
     from fedprompt.harness.running.cell import make_cell
+    from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.run import run_cell
     from fedprompt.harness.running.session import run_cells
-    from fedprompt.harness.running.site import Site
     from fedprompt.harness.running.suite_file import load_suite
 
 __all__ = [
-    "Site",
+    "RunEnvironment",
     "UserError",
     "backbone_spec",
     "check_method",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Site": "harness.running.site",
+    "RunEnvironment": "harness.running.environment",
     "UserError": "core.errors",
     "backbone_spec": "backbones.weights",
     "check_method": "harness.conformance",
@@ -48,7 +48,7 @@ _MODULES = {
     "run_cell": "harness.running.run",
     "run_cells": "harness.running.session",
     "sync": "harness.recording.tracker",
-    "write_report": "harness.report",
+    "write_report": "harness.report.write",
 }
 
 

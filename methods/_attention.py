@@ -25,10 +25,6 @@ def multihead_init(name: str, width: int, rng: torch.Generator) -> State:
     return {f"{name}.weight": weight, f"{name}.bias": torch.zeros(4, width)}
 
 
-def attention_floats(width: int) -> int:
-    return 4 * (width * width + width)
-
-
 def _draw(name: str, weight: tuple[int, ...], bias: tuple[int, ...], inputs: int, rng: torch.Generator) -> State:
     shapes = {f"{name}.weight": weight, f"{name}.bias": bias}
     return {key: (2 * torch.rand(*shape, generator=rng) - 1) * inputs**-0.5 for key, shape in shapes.items()}

@@ -29,17 +29,23 @@ def revised(params: type, name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class HeadOnlyParams:
+    """Options of a method that trains nothing but a head."""
+
     lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1))
     head_init: str = option("torch_default", "first draw of the head, the same for every client", choices=HEAD_INITS)
 
 
 @dataclass(frozen=True)
 class HeadParams(HeadOnlyParams):
+    """Options of a method with a head and something else that trains."""
+
     head_lr: float | None = option(None, "learning rate of the head; none means lr", low=0, paper="none")
 
 
 @dataclass(frozen=True)
 class PromptParams(HeadParams):
+    """Options of a method with prompts and a head."""
+
     length: int = option(10, "prompt tokens (of each prompted block)", low=0, paper="10")
     init: str = option(
         "vpt",
@@ -81,9 +87,13 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 class HeadedMethod(Method):
-    """Shared prompts (if any) and a linear head. Subclasses give the prompts and the feature."""
+    """Shared prompts (if any) and a linear head. Subclasses give the prompts (`init_prompts`) and what the head reads
+    (``features(theta, batch)``, (K, B, d))."""
 
     paper_policy: ClassVar[str] = "local"
+    # Whether features of an image are the same in every epoch of an adaptation, where only the head trains: then they
+    # are computed once. A method whose features draw random numbers leaves it False.
+    fixed_inputs: ClassVar[bool] = False
 
     @property
     def local_head(self) -> bool:
@@ -103,12 +113,8 @@ class HeadedMethod(Method):
         """The shared part other than the head."""
         return {}
 
-    def prompt_floats(self) -> int:
-        """Floats of the shared part other than the head, by formula."""
-        return 0
-
     def features(self, theta: State, batch: Batch) -> Tensor:
-        """Image features, (K, B, d)."""
+        """What the head reads of each image, (K, B, d)."""
         raise NotImplementedError
 
     def _head(self, rng: torch.Generator) -> State:
@@ -163,6 +169,7 @@ class HeadedMethod(Method):
         return self.classify(batch.once(HEAD_INPUTS, lambda: self.features(theta, batch)), theta)
 
     def head_inputs(self, theta: State, batch: Batch) -> Tensor:
+        """What the head reads, (K, B, d); in stage "adapt" the batch knows it as `HEAD_INPUTS`."""
         return self.features(theta, batch)
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
@@ -170,7 +177,3 @@ class HeadedMethod(Method):
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
         return self.logits(theta, batch)
-
-    def payload(self) -> tuple[int, int]:
-        head = 0 if self.local_head else self.task.num_classes * (self.backbone.width + 1)
-        return self.prompt_floats() + head, self.prompt_floats() + head

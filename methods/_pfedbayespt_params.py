@@ -11,6 +11,8 @@ from fedprompt.methods._token_encoder import ACTIVATIONS
 
 @dataclass(frozen=True)
 class DeterministicParams(PromptParams):
+    """Prompts are the encoders' means, seen through masks if asked for."""
+
     lr: float = revised(PromptParams, "lr", paper="0.01")
     encoder_lr: float = option(
         1e-3, "learning rate of the encoders", low=0, paper="tuned", grid=(1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
@@ -49,6 +51,8 @@ class DeterministicParams(PromptParams):
 
 @dataclass(frozen=True)
 class GaussianParams(DeterministicParams):
+    """Prompts are drawn, and a KL term or importance weights hold their density near a prior."""
+
     cov: str = option("diag", "a variance for every number, or one for each layer", choices=("diag", "isotropic"))
     logvar_init: float | None = option(
         None, "first log-variance; none means -4, the prior's with vpt_scale, 0 with paper_literal", low=-10, high=4
@@ -103,6 +107,8 @@ class GaussianParams(DeterministicParams):
 
 @dataclass(frozen=True)
 class SemiImplicitParams(GaussianParams):
+    """The paper's defaults: masks make the density itself random, a mixture bounds it."""
+
     mask_keep_prob: float = revised(GaussianParams, "mask_keep_prob", default=0.9, paper="0.9")
     mixture: int = revised(GaussianParams, "mixture", default=1, paper="1")
     kl: str = revised(GaussianParams, "kl", default="sampled")

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
-from fedprompt.methods._attention import affine, affine_init, attend, attention_floats, multihead_init
+from fedprompt.methods._attention import affine, affine_init, attend, multihead_init
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
@@ -22,6 +22,7 @@ NORMS = ("norm.query", "norm.names", "norm.inner")
 
 
 def label_space_option() -> Any:
+    """The option ``label_space``, the same for both methods."""
     return option(
         "local", "classes that a client scores in training: its own or all", choices=("local", "all"), paper="local"
     )
@@ -48,9 +49,6 @@ class GeneratorMethod(TextMethod):
         attention = multihead_init("attention", self.width, rng)
         wide = affine_init("wide", self.width, 8 * self.width, rng)
         return {**zeros, **attention, **wide, **affine_init("narrow", 4 * self.width, self.width, rng)}
-
-    def generator_floats(self) -> int:
-        return attention_floats(self.width) + 12 * self.width**2 + 15 * self.width
 
     def generate(
         self, theta: State, query: Tensor, texts: Tensor, classes: Tensor, values: Tensor | None = None

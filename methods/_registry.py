@@ -5,6 +5,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,7 +13,9 @@ from types import ModuleType
 from typing import NamedTuple
 
 from fedprompt.core.errors import UserError, unknown
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.methods._contract import Method
+from fedprompt.methods._mixins import missing_mixin
 
 GROUP = "fedprompt.methods"
 
@@ -41,10 +44,17 @@ class Registry:
     def add(self, method: type[Method], source: str) -> None:
         if not (isinstance(method, type) and issubclass(method, Method)):
             raise UserError(f"{source}: {method!r} is not a subclass of fedprompt.methods.Method.")
-        variables = ("name", "title", "paper", "payload_formula", "Params")
+        variables = ("name", "title", "paper", "Params")
         missing = [name for name in variables if not hasattr(method, name)] + sorted(method.__abstractmethods__)
         if missing:
             raise UserError(f"{source}: {method.__name__} lacks {', '.join(missing)}.")
+        forgotten = missing_mixin(method)
+        if forgotten:
+            hook, mixin = forgotten[0], forgotten[1].__name__
+            raise UserError(
+                f"{source}: {method.__name__} defines {hook}, which is only asked of methods that derive from {mixin}; "
+                f"write class {method.__name__}({method.__mro__[1].__name__}, {mixin}) (fedprompt.methods.{mixin})."
+            )
         if method.name in ALIASES:
             raise UserError(
                 f"{source}: method {method.name!r} is another name of {ALIASES[method.name].method!r}; choose another."
@@ -109,14 +119,22 @@ def registry() -> Registry:
             for method in _methods_of(module):
                 methods.add(method, module.__name__)
     for point in entry_points(group=GROUP):
-        try:
+        with _importing(f"entry point {point.name!r} = {point.value}"):
             method = point.load()
-        except Exception as error:  # whatever the package raises, said in one line with its name
-            raise UserError(
-                f"entry point {point.name!r} = {point.value} failed to import: {type(error).__name__}: {error}"
-            ) from error
         methods.add(method, f"entry point {point.name!r}")
     return methods
+
+
+@contextmanager
+def _importing(source: str) -> Iterator[None]:
+    """Whatever the code raises, an exit too, is said in one line with its place; a real Ctrl-C goes on."""
+    try:
+        with ctrl_c_apart():
+            yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        raise UserError(f"{source} failed to import: {one_line(error)}") from error
 
 
 def load_plugin(path: str | Path) -> list[str]:
@@ -128,10 +146,8 @@ def load_plugin(path: str | Path) -> list[str]:
         raise UserError(f"plugin {str(path)!r} is not a Python file that can be read.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _importing(f"plugin {str(path)!r}"):
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises, said in one line with its place
-        raise UserError(f"plugin {str(path)!r} failed to import: {type(error).__name__}: {error}") from error
     methods = list(_methods_of(module))
     if not methods:
         raise UserError(f"plugin {str(path)!r} defines no subclass of fedprompt.methods.Method with a name.")

@@ -1,12 +1,12 @@
 """Servers that learn by gradients instead of averaging: the method gives gradients, the harness takes the steps."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedprompt.methods._contract import State
+from fedprompt.methods._contract import Method, State
 
 
 class ServerOptimiser(NamedTuple):
@@ -17,7 +17,7 @@ class ServerOptimiser(NamedTuple):
     momentum: float = 0.0  # of SGD, or Adam's first beta
 
 
-class LearningServer(ABC):
+class LearningServer(Method):
     """A mixin for methods that learn something at the server. What the optimiser remembers is part of checkpoints."""
 
     # Tensors with one row per client of the federation: rows of clients that are absent from a round stay as they are.

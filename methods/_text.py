@@ -19,8 +19,9 @@ from fedprompt.backbones.text import Prompts
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
-from fedprompt.methods._contract import Method, Stage, State
+from fedprompt.methods._contract import State
 from fedprompt.methods._headed import cross_entropy
+from fedprompt.methods._mixins import Constants, OpenVocabulary
 
 CONTEXT_STD = 0.02
 CLASSES = "class features"  # in ``batch.start``, where they are the same for all batches
@@ -28,6 +29,8 @@ CLASSES = "class features"  # in ``batch.start``, where they are the same for al
 
 @dataclass(frozen=True)
 class TextParams:
+    """Options of a method with one learned context."""
+
     lr: float = option(0.002, "learning rate of everything that trains", low=0, grid=(0.002, 0.01, 0.05), paper="0.002")
     length: int = option(16, "context tokens m before each class name", low=1, paper="16")
     ctx_init: str = option(
@@ -35,23 +38,17 @@ class TextParams:
     )
 
 
-class TextMethod(Method):
+class TextMethod(Constants, OpenVocabulary):
     """Contexts, shared and private, around frozen CLIP towers."""
 
     needs = frozenset({"text", "features"})
     paper_policy: ClassVar[str] = "none"
-    open_vocabulary: ClassVar[bool] = True
     backbone: FrozenCLIP
 
     @cached_property
     def prompts(self) -> Prompts:
         """`X ... X name.` of all classes, tokenised."""
         return self.backbone.class_prompts(self.task.class_names, self.params.length)
-
-    @property
-    def context_floats(self) -> int:
-        """m * d_t: what sending one context costs."""
-        return int(self.params.length) * self.backbone.text.width
 
     def first_context(self, rng: torch.Generator) -> Tensor:
         """The first values of a context, (m, d_t); drawn alike by all methods."""
@@ -114,13 +111,3 @@ class TextMethod(Method):
     def rates(self) -> dict[str, float]:
         unseeded = torch.Generator()
         return dict.fromkeys([*self.init_server(unseeded), *self.init_personal(unseeded, 0)], self.params.lr)
-
-    def adaptation(self, epochs: int) -> Stage:
-        """Everything that trains; the harness leaves what is shared alone where no policy fine-tunes it."""
-        return Stage("adapt", self.rates(), epochs)
-
-    def step_floats(self) -> int:
-        return self.backbone.text.kept_floats(self.prompts)
-
-    def payload(self) -> tuple[int, int]:
-        return self.context_floats, self.context_floats

@@ -44,12 +44,6 @@ def mlp_init(name: str, layers: int, tokens: int, hidden: int, rows: int, rng: t
     return state
 
 
-def mlp_floats(width: int, tokens: int, hidden: int, rows: int, mlps: int, affine: bool) -> int:
-    """Floats of one layer's encoder, by formula."""
-    mlp = tokens * hidden + hidden + hidden * rows + rows if hidden else tokens * rows + rows
-    return mlps * mlp + (2 * width if affine else 0)
-
-
 def stacked_masks(masks: Sequence[Tensor | None], z: Tensor) -> Tensor | None:
     """Masks (n, layers, tokens) as one tensor, (masks, n, layers, tokens); None if nothing is masked."""
     if all(mask is None for mask in masks):

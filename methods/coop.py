@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedprompt.core.fields import option
 from fedprompt.methods._contract import Stage, State
+from fedprompt.methods._mixins import Stages, Steps
 from fedprompt.methods._text import TextMethod, TextParams
 
 
@@ -24,12 +25,14 @@ class CoOpParams(TextParams):
     )
 
 
-class CoOp(TextMethod):
+class CoOp(TextMethod, Stages, Steps):
+    """Shared: nothing. Private: the context, and how long it has trained."""
+
     name = "coop"
     title = "CoOp, local"
     order = 205
     paper = "Zhou et al., Learning to Prompt for Vision-Language Models (IJCV 2022)"
-    payload_formula = "0"
+    payload_formula = "0 each way"
     Params = CoOpParams
 
     def init_server(self, rng: torch.Generator) -> State:  # noqa: ARG002
@@ -48,6 +51,3 @@ class CoOp(TextMethod):
     def end_stage(self, stage: Stage, theta: State) -> State:
         counted = self.params.budget and stage.name == "train"
         return {"epochs": theta["epochs"] + stage.epochs} if counted else {}
-
-    def payload(self) -> tuple[int, int]:
-        return 0, 0

@@ -17,6 +17,7 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import cross_entropy
+from fedprompt.methods._mixins import Diagnostics, Steps, StopGradients
 from fedprompt.methods._text import TextMethod, TextParams
 
 ORDERS = (*range(2, 64), 80, 128, 256, 512)  # of Renyi divergences that the accountant tries
@@ -34,7 +35,9 @@ class DPFPLParams(TextParams):
     recon: str = option("minus", "sign of the third term of the private gradient", choices=("minus", "plus"))
 
 
-class DPFPL(TextMethod):
+class DPFPL(TextMethod, Steps, Diagnostics, StopGradients):
+    """Shared: one context. Private: another, and what the privacy accountant counts."""
+
     name = "dp-fpl"
     title = "DP-FPL"
     order = 300

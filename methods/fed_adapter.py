@@ -24,11 +24,13 @@ class AdapterParams(HeadParams):
 
 
 class FedAdapter(HeadedMethod):
+    """Shared (or private, with `share=none`): two affine maps per block."""
+
     name = "fed-adapter"
     title = "FedAdapter"
     order = 92
     paper = "Houlsby et al., Parameter-Efficient Transfer Learning for NLP (ICML 2019), federated by this suite"
-    payload_formula = "L*(2*d*d_a + d_a + d) each way (+ C*d + C with a global head)"
+    payload_formula = "L*(2*d*d_a + d_a + d) each way"
     needs = frozenset({"images", "prompts"})
     Params: ClassVar[type] = AdapterParams
     fixed_inputs = True
@@ -44,10 +46,6 @@ class FedAdapter(HeadedMethod):
 
     def init_personal(self, rng: torch.Generator, client: int) -> State:
         return {**super().init_personal(rng, client), **({} if self.params.share == "all" else self.adapters(rng))}
-
-    def prompt_floats(self) -> int:
-        width, inner = self.backbone.width, int(self.params.bottleneck)
-        return self.backbone.depth * (2 * width * inner + inner + width) if self.params.share == "all" else 0
 
     def rates(self) -> dict[str, float]:
         return self.rates_of(*WEIGHTS)

@@ -22,6 +22,8 @@ class FedCLIPParams:
 
 
 class FedCLIP(TextMethod):
+    """Shared: two affine maps on the image feature. No context is learned."""
+
     name = "fedclip"
     title = "FedCLIP"
     order = 290
@@ -63,10 +65,3 @@ class FedCLIP(TextMethod):
         backwards = self.cosine_logits(texts, self.masked(theta, batch)).masked_fill(~batch.mask[:, None], -1e9)
         image_loss, text_loss = (F.cross_entropy(x.mT, pairs, reduction="none") for x in (logits, backwards))
         return batch.mean((image_loss + text_loss) / 2)
-
-    def step_floats(self) -> int:
-        return 0
-
-    def payload(self) -> tuple[int, int]:
-        floats = 2 * (self.backbone.dim**2 + self.backbone.dim)
-        return floats, floats

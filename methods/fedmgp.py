@@ -10,7 +10,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.backbones.backbone import shallow
 from fedprompt.backbones.clip import FrozenCLIP
@@ -20,6 +19,8 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import cross_entropy, revised
+from fedprompt.methods._mixins import Downloads, Stages, Steps
+from fedprompt.methods._prompt_groups import group_distance, slot_likeness
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
 
 KINDS = ("text", "visual")
@@ -43,12 +44,14 @@ class FedMGPParams(TextParams):
     tau: float = option(1.0, "temperature of the draw; small means the nearest groups", low=1e-6, paper="1")
 
 
-class FedMGP(TextMethod):
+class FedMGP(TextMethod, Downloads, Stages, Steps):
+    """Shared: a few slots of text and visual prompts. Private: all groups, and which of them the slots replace."""
+
     name = "fedmgp"
     title = "FedMGP"
     order = 295
     paper = "Bo et al., FedMGP: Personalized Federated Learning with Multi-Group Text-Visual Prompts (2025)"
-    payload_formula = "k*(m*d_t + m_v*d) each way"
+    payload_formula = "k*(m*d_t + m_v*d_v) each way"
     needs = frozenset({"text", "images", "prompts"})
     Params = FedMGPParams
 
@@ -96,16 +99,12 @@ class FedMGP(TextMethod):
     def rates(self) -> dict[str, float]:
         return dict.fromkeys((*KINDS, *(f"slots.{kind}" for kind in KINDS)), self.params.lr)
 
-    def payload(self) -> tuple[int, int]:
-        group = self.context_floats + int(self.params.visual_length) * self.backbone.width
-        return int(self.params.exchanged) * group, int(self.params.exchanged) * group
-
     def download(self, server: State, clients: Sequence[int]) -> State:
         """Slots that train, and the same as they were sent: groups are drawn by their likeness to these."""
         slots = super().download(server, clients)
         return {**slots, **{f"sent.{kind}": slots[f"slots.{kind}"] for kind in KINDS}}
 
-    def travelled(self, received: State, position: int) -> State:
+    def sent_tensors(self, received: State, position: int) -> State:
         return {f"slots.{kind}": received[f"slots.{kind}"][position] for kind in KINDS}
 
     def upload(self, theta: State, received: State) -> State:  # noqa: ARG002
@@ -163,24 +162,9 @@ class FedMGP(TextMethod):
             return {}
         groups_by_kind = {kind: self.held(theta, kind) for kind in KINDS}
         near = torch.stack([slot_likeness(groups_by_kind[kind], theta[f"sent.{kind}"]) for kind in KINDS]).mean(0)
-        scores = (
-            near / self.params.tau * (1 - theta["fresh"]) + theta["noise"]
-        )  # the largest are a draw without replacement
+        # The largest scores are a draw without replacement.
+        scores = near / self.params.tau * (1 - theta["fresh"]) + theta["noise"]
         drawn = scores.argsort(dim=1, descending=True, stable=True)[:, : int(self.params.exchanged)]
         rows = torch.arange(len(drawn), device=drawn.device)[:, None]
         slots = {f"slots.{kind}": groups[rows, drawn] for kind, groups in groups_by_kind.items()}
         return {**groups_by_kind, **slots, "drawn": drawn, "fresh": torch.zeros_like(theta["fresh"])}
-
-
-def slot_likeness(groups: Tensor, slots: Tensor) -> Tensor:
-    """The cosine of each group with the slot that is most like it, (K, groups)."""
-    rows, columns = (F.normalize(x.flatten(2), dim=-1) for x in (groups, slots))
-    return (rows @ columns.mT).amax(-1)
-
-
-def group_distance(features: Tensor) -> Tensor:
-    """Mean absolute difference between groups (K, groups, n, d), over all pairs of groups and all d, (K, n)."""
-    groups = features.shape[1]
-    pairs = [(i, j) for i in range(groups) for j in range(i + 1, groups)]
-    distances = [(features[:, i] - features[:, j]).abs().mean(-1) for i, j in pairs]
-    return torch.stack(distances).mean(0) if distances else torch.zeros_like(features[:, 0, :, 0])

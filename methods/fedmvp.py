@@ -31,6 +31,8 @@ class FedMVPParams:
 
 
 class FedMVP(GeneratorMethod):
+    """Shared: the generator of visual prompts. Private: nothing."""
+
     name = "fedmvp"
     title = "FedMVP"
     order = 299
@@ -46,10 +48,6 @@ class FedMVP(GeneratorMethod):
 
     def init_server(self, rng: torch.Generator) -> State:
         return {**affine_init("map", self.backbone.dim, self.width, rng), **self.init_generator(rng)}
-
-    def payload(self) -> tuple[int, int]:
-        floats = self.backbone.dim * self.width + self.width + self.generator_floats()
-        return floats, floats
 
     def class_features(self, theta: State) -> Tensor:
         return self.texts.expand(len(theta["map.bias"]), -1, -1)
@@ -77,6 +75,3 @@ class FedMVP(GeneratorMethod):
     def predict(self, theta: State, batch: Batch) -> Tensor:
         classes = torch.ones(len(batch.clients), self.task.num_classes, dtype=torch.bool, device=batch.labels.device)
         return self.cosine_logits(self.prompted_images(theta, batch, classes), self.class_features(theta))
-
-    def step_floats(self) -> int:
-        return 0

@@ -14,6 +14,7 @@ from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
+from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod, TextParams
 
 
@@ -32,7 +33,9 @@ class FedOTPParams(TextParams):
     )
 
 
-class FedOTP(TextMethod):
+class FedOTP(TextMethod, StopGradients):
+    """Shared: one context. Private: another. A transport plan per image and class weighs what they match."""
+
     name = "fedotp"
     title = "FedOTP"
     order = 250
@@ -66,9 +69,6 @@ class FedOTP(TextMethod):
         together = batch.mask if params.stop == "batch" else None
         plan = transport(similarity, params.mass, params.eps, params.sweeps, params.tolerance, together)
         return self.backbone.logit_scale * (plan * similarity).sum((-2, -1))
-
-    def step_floats(self) -> int:
-        return 2 * super().step_floats()
 
 
 @torch.no_grad()

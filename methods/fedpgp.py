@@ -31,6 +31,8 @@ class FedPGPParams(TextParams):
 
 
 class FedPGP(TextMethod):
+    """Shared: one context. Private: the two factors of what is added to it."""
+
     name = "fedpgp"
     title = "FedPGP"
     order = 255
@@ -59,9 +61,6 @@ class FedPGP(TextMethod):
         fit = cross_entropy(self.cosine_logits(self.image_features(batch), own), batch)
         mu: float = self.params.mu
         return fit + mu * contrast(shared, own, self.reference, self.params.tau)
-
-    def step_floats(self) -> int:
-        return (2 if self.params.mu else 1) * super().step_floats()
 
 
 def contrast(shared: Tensor, own: Tensor, reference: Tensor, tau: float) -> Tensor:

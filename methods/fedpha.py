@@ -19,6 +19,7 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import cross_entropy
+from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import CONTEXT_STD, TextMethod, TextParams
 
 
@@ -44,7 +45,9 @@ class FedPHAParams(TextParams):
     )
 
 
-class FedPHA(TextMethod):
+class FedPHA(TextMethod, StopGradients):
+    """Shared: one context, used in training only. Private: another, of the client's own length, which predicts."""
+
     name = "fedpha"
     title = "FedPHA"
     order = 285
@@ -104,9 +107,6 @@ class FedPHA(TextMethod):
         fits = [cross_entropy(self.cosine_logits(images, classes), batch) for classes in (local, shared)]
         pull = (local - projected).square().mean((1, 2))
         return fits[0] + fits[1] + pull + push(local, shared, self.params.alpha)
-
-    def step_floats(self) -> int:
-        return super().step_floats() + 2 * sum(map(self.backbone.text.kept_floats, self.own_prompts.values()))
 
 
 def subspace(context: Tensor, rho: float, full: bool = False) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedprompt.core.fields import option
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import PromptParams
+from fedprompt.methods._mixins import Constants, Downloads, Steps
 from fedprompt.methods._null_space import project, removed_directions
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import DeepParams, FedVPTDeep
@@ -19,6 +20,8 @@ PROJECTORS = ("gram_full", "thin", "exact")
 
 @dataclass(frozen=True)
 class ProjectionParams:
+    """Options of the projection, with shallow and deep prompts alike."""
+
     lr: float = option(0.01, "learning rate of everything that trains", low=0, grid=(0.01, 0.05, 0.1, 0.25))
     projector: str = option(
         "gram_full",
@@ -53,7 +56,9 @@ class DeepProjectionParams(ProjectionParams, DeepParams):
     pass
 
 
-class FedPRShallow(FedVPT):
+class FedPRShallow(FedVPT, Constants, Downloads, Steps):
+    """FedVPT with a basis of what steps lose, computed once per visit."""
+
     name = "fedpr-s"
     title = "FedPR-S"
     order = 40
@@ -73,7 +78,7 @@ class FedPRShallow(FedVPT):
         per_client = {name: x[list(clients)] for name, x in server.items() if is_memory(name)}
         return super().download({k: x for k, x in server.items() if k not in per_client}, clients) | per_client
 
-    def travelled(self, received: State, position: int) -> State:
+    def sent_tensors(self, received: State, position: int) -> State:
         """Not the memory of a client that the server has not seen, nor that it has not: the client knows."""
         seen = "visited" in received and (received["visited"].is_meta or bool(received["visited"][position]))
         return {k: x[position] for k, x in received.items() if not is_memory(k) or (seen and k != "visited")}
@@ -88,13 +93,6 @@ class FedPRShallow(FedVPT):
             new[name] = server[name].clone()
             new[name][rows] = True if name == "visited" else new[name.removeprefix("last ")]
         return new
-
-    def payload(self) -> tuple[int, int]:
-        down, up = super().payload()
-        return down + (self.prompt_floats() if self.params.projector_of == "last_visit" else 0), up
-
-    def first_payload(self) -> tuple[int, int]:
-        return super().payload()
 
     # -- the client ----------------------------------------------------------------------------------------------------
 
@@ -130,6 +128,8 @@ def is_prompt(name: str) -> bool:
 
 
 class FedPRDeep(FedPRShallow, FedVPTDeep):
+    """The same for the prompts of every block, each with its own basis."""
+
     name = "fedpr-d"
     title = "FedPR-D"
     order = 41

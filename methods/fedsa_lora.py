@@ -16,6 +16,7 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State
 from fedprompt.methods._headed import HeadedMethod, HeadParams
+from fedprompt.methods._mixins import UnseenClients
 
 # What the server averages, and what trains: FedSA-LoRA, FedAvg of LoRA, FFA-LoRA (the first factor is never trained)
 # and local LoRA.
@@ -31,12 +32,14 @@ class LoraParams(HeadParams):
     )
 
 
-class FedSALora(HeadedMethod):
+class FedSALora(HeadedMethod, UnseenClients):
+    """Shared: the factors that `share` names. Private: the others; unseen clients train them first."""
+
     name = "fedsa-lora"
     title = "FedSA-LoRA"
     order = 90
     paper = "Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning (ICLR 2025)"
-    payload_formula = "2*L*r*d each way (+ C*d + C with a global head)"
+    payload_formula = "2*L*r*d each way"
     needs = frozenset({"images", "prompts"})
     Params: ClassVar[type] = LoraParams
     fixed_inputs = True
@@ -55,10 +58,6 @@ class FedSALora(HeadedMethod):
         personal = super().init_personal(rng, client)
         private = {name: tensor for name, tensor in self.factors(rng).items() if name not in SHARED[self.params.share]}
         return {**personal, **private}
-
-    def prompt_floats(self) -> int:
-        factors = len(SHARED[self.params.share])
-        return factors * 2 * self.backbone.depth * int(self.params.rank) * self.backbone.width
 
     def rates(self) -> dict[str, float]:
         return self.rates_of(*(("up",) if self.params.share == "B" else ("down", "up")))
@@ -80,7 +79,7 @@ class FedSALora(HeadedMethod):
 
         return batch.pad(self.backbone.cls(batch.images, block_pass=block_pass))
 
-    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+    def unseen_stages(self, epochs: int) -> Sequence[Stage]:
         """What is private starts anew: the second factor, with the client's own head if it has one."""
         head = [name for name in ("head.weight", "head.bias") if self.local_head]
         private = [name for name in ("down", "up") if name not in SHARED[self.params.share]]

@@ -30,11 +30,13 @@ class FedTPGParams(TextParams):
 
 
 class FedTPG(GeneratorMethod):
+    """Shared: the generator of contexts and the tokens that ask it. Private: nothing."""
+
     name = "fedtpg"
     title = "FedTPG"
     order = 288
     paper = "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models (ICLR 2024)"
-    payload_formula = "m*d_t + 16*d_t^2 + 19*d_t each way (+ d*d_t + d_t if d != d_t)"
+    payload_formula = "m*d_t + 16*d_t^2 + 19*d_t each way, and d*d_t + d_t if d != d_t"
     Params = FedTPGParams
     tower = "text"
 
@@ -46,11 +48,6 @@ class FedTPG(GeneratorMethod):
         tokens = CONTEXT_STD * torch.randn(int(self.params.length), self.width, generator=rng)
         state, dim = {"tokens": tokens, **self.init_generator(rng)}, self.backbone.dim
         return state | (affine_init("map", dim, self.width, rng) if dim != self.width else {})
-
-    def payload(self) -> tuple[int, int]:
-        width, dim = self.width, self.backbone.dim
-        floats = self.context_floats + self.generator_floats() + (dim * width + width if dim != width else 0)
-        return floats, floats
 
     @cached_property
     def distinct(self) -> Tensor:

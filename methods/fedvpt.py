@@ -18,17 +18,16 @@ class SharedParams(PromptParams):
 
 
 class FedVPT(HeadedMethod):
+    """Shared: a prompt (T, d) that enters with the first block; the base of most prompt methods here."""
+
     name = "fedvpt"
     title = "FedVPT"
     order = 20
     paper = "Jia et al., Visual Prompt Tuning (ECCV 2022), federated as in pFedPG (ICCV 2023)"
-    payload_formula = "T*d each way (+ C*d + C with a global head)"
+    payload_formula = "T*d each way"
     needs = frozenset({"images", "prompts"})
     Params: ClassVar[type] = SharedParams
     fixed_inputs = True
-
-    def prompt_floats(self) -> int:
-        return int(self.params.length) * self.backbone.width
 
     def init_prompts(self, rng: torch.Generator) -> State:
         return {"prompt": self.draw_prompts((self.params.length, self.backbone.width), rng, [0])}

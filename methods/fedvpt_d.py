@@ -20,18 +20,17 @@ class DeepParams(SharedParams):
 
 
 class FedVPTDeep(FedVPT):
+    """Shared: prompts (depth, T, d), one for each prompted block."""
+
     name = "fedvpt-d"
     title = "FedVPT-D"
     order = 21
-    payload_formula = "L*T*d each way (+ C*d + C with a global head)"
+    payload_formula = "L*T*d each way"
     Params: ClassVar[type] = DeepParams
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:
         super().__init__(params, backbone, task)
         self.depth = self.prompted_blocks("depth")
-
-    def prompt_floats(self) -> int:
-        return self.depth * super().prompt_floats()
 
     def init_prompts(self, rng: torch.Generator) -> State:
         shape = (self.depth, self.params.length, self.backbone.width)

@@ -18,7 +18,7 @@ class HeadTune(HeadedMethod):
     title = "No prompt"
     order = 10
     paper = "baseline of pFedBayesPT (CIKM 2025), section 5"
-    payload_formula = "C*d + C each way with a global head, else 0"
+    payload_formula = "0 each way"
     needs = frozenset({"features"})
     Params = HeadOnlyParams
     paper_policy = "global"

@@ -19,6 +19,7 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._headed import HeadedMethod, PromptParams
+from fedprompt.methods._mixins import Statistics, StopGradients
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class PEPParams(PromptParams):
     class_weighted_agg: bool = option(False, "average class prompts by the clients' images of the class")
 
 
-class PEPFedPT(HeadedMethod):
+class PEPFedPT(HeadedMethod, Statistics, StopGradients):
+    """Shared: a prompt, a prompt per class, and prototypes, which the server makes of the clients' sums."""
+
     name = "pep-fedpt"
     title = "PEP-FedPT (reconstruction)"
     order = 70
     paper = "PEP-FedPT: Prompt Estimation from Prototypes (arXiv 2510.25372); reconstructed from its abstract"
-    payload_formula = "(T + 2*C)*d + C*d + C down, C counts more up (without C*d + C if the head is local)"
+    payload_formula = "(T + 2*C)*d down, (T + 2*C)*d + C up"
     needs = frozenset({"images", "prompts"})
     Params = PEPParams
     paper_policy = "global"
@@ -61,13 +64,6 @@ class PEPFedPT(HeadedMethod):
 
     def rates(self) -> dict[str, float]:
         return self.rates_of("prompt", "classes")
-
-    def prompt_floats(self) -> int:
-        return (int(self.params.length) + 2 * self.task.num_classes) * self.backbone.width
-
-    def payload(self) -> tuple[int, int]:
-        down, up = super().payload()
-        return down, up + self.task.num_classes
 
     # -- the client ------------------------------------------------------------------------------------------------
 

@@ -28,11 +28,13 @@ class PFedDCParams(TextParams):
 
 
 class PFedDC(TextMethod):
+    """Shared: a text and a visual prompt. Private: one of each, and the attention that fuses them."""
+
     name = "pfeddc"
     title = "pFedDC"
     order = 270
     paper = "Personalized Federated Learning via Dual-Prompt Optimization and Cross Fusion (arXiv 2506.21144, 2025)"
-    payload_formula = "m*d_t + m_v*d each way"
+    payload_formula = "m*d_t + m_v*d_v each way"
     needs = frozenset({"text", "images", "prompts"})
     Params = PFedDCParams
 
@@ -80,7 +82,3 @@ class PFedDC(TextMethod):
             prompt = self.backbone.vit.norm_pre(self.fuse(theta, "image", theta["visual"], theta["own.visual"]))
             edit = shallow(batch.rows(prompt))
         return batch.pad(self.backbone.image_features(batch.images, edit))
-
-    def payload(self) -> tuple[int, int]:
-        floats = self.context_floats + int(self.params.visual_length) * self.backbone.width
-        return floats, floats

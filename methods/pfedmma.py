@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fedprompt.backbones.backbone import block_rows
-from fedprompt.backbones.clip import FrozenCLIP
-from fedprompt.backbones.text import Prompts, spoken_name
+from fedprompt.backbones.clip import FrozenCLIP, fill_template
+from fedprompt.backbones.text import Prompts
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
+from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod
 
 PARTS = ("shared", "text.down", "text.up", "image.down", "image.up")
@@ -29,12 +30,14 @@ class PFedMMAParams:
     template: str = option("", "text with {} for the class name; empty means the template of the weights")
 
 
-class PFedMMA(TextMethod):
+class PFedMMA(TextMethod, StopGradients):
+    """Shared: the layer where both towers meet. Private: the ways to it and from it."""
+
     name = "pfedmma"
     title = "pFedMMA"
     order = 298
     paper = "Ghiasvand et al., pFedMMA: Personalized Federated Fine-Tuning with Multi-Modal Adapter for VLMs (2025)"
-    payload_formula = "n*(d_a^2 + d_a) each way, n adapted blocks"
+    payload_formula = "n*(d_a^2 + d_a) each way, in n adapted blocks"
     needs = frozenset({"text", "images", "prompts"})
     Params = PFedMMAParams
     stop_gradients: ClassVar[Mapping[str, str]] = {
@@ -63,11 +66,6 @@ class PFedMMA(TextMethod):
             personal |= layers(f"{tower}.up", self.adapted, inner, width, rng)
         return personal
 
-    def payload(self) -> tuple[int, int]:
-        inner = int(self.params.bottleneck)
-        floats = self.adapted * (inner * inner + inner)
-        return floats, floats
-
     # -- the client -----
 
     def added(self, theta: State, tower: str, index: int, normed: Tensor) -> Tensor:
@@ -88,7 +86,7 @@ class PFedMMA(TextMethod):
     @cached_property
     def prompts(self) -> Prompts:
         template = str(self.params.template or self.backbone.templates[0])
-        return self.backbone.text.tokenise([template.format(spoken_name(name)) for name in self.task.class_names])
+        return self.backbone.text.tokenise(fill_template(template, self.task.class_names))
 
     def class_features(self, theta: State) -> Tensor:
         text = self.backbone.text

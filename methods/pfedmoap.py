@@ -14,14 +14,16 @@ from torch.nn import functional as F  # noqa: N812
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
-from fedprompt.methods._attention import KEY, OUT, QUERY, VALUE, affine, attention_init
+from fedprompt.methods._attention import attention_init
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
+from fedprompt.methods._experts import mix, nearest
 from fedprompt.methods._headed import cross_entropy
+from fedprompt.methods._mixins import Downloads, Stages, Steps, UnseenClients
 from fedprompt.methods._text import CLASSES, TextMethod, TextParams
 
 GATE = ("gate.weight", "gate.bias")
-EXPERTS = "expert features"  # in ``batch.start`` (or theta, for a newcomer): (K, E, C, d), of constant contexts
+EXPERTS = "expert features"  # in ``batch.start`` (or theta, for an unseen client): (K, E, C, d), of constant contexts
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class PFedMoAPParams(TextParams):
     pool: str = option("stride", "how features are reduced", choices=("stride", "mean"), paper="stride")
 
 
-class PFedMoAP(TextMethod):
+class PFedMoAP(TextMethod, Downloads, Stages, Steps, UnseenClients):
+    """Server: the mean context and everybody's last one. Private: the gate and the experts of the last visit."""
+
     name = "pfedmoap"
     title = "pFedMoAP"
     order = 260
     paper = "Luo et al., Mixture of Experts Made Personalized: Federated Prompt Learning for ... (ICLR 2025)"
-    payload_formula = "(1 + K)*m*d_t down, m*d_t at the first visit; m*d_t up"
+    payload_formula = "(1 + K)*m*d_t down, m*d_t up, K = 0 at the first visit"
     Params = PFedMoAPParams
 
     def __init__(self, params: PFedMoAPParams, backbone: FrozenCLIP, task: Task) -> None:
@@ -71,12 +75,6 @@ class PFedMoAP(TextMethod):
 
     # -- what travels --------------------------------------------------------------------------------------------------
 
-    def payload(self) -> tuple[int, int]:
-        return (1 + self.experts) * self.context_floats, self.context_floats
-
-    def first_payload(self) -> tuple[int, int]:
-        return self.context_floats, self.context_floats
-
     def download(self, server: State, clients: Sequence[int]) -> State:
         rows, known = list(clients), server["known"]
         shared = server["context"].expand(len(rows), -1, -1)
@@ -85,7 +83,7 @@ class PFedMoAP(TextMethod):
         experts, present = nearest(own, server["pool"], known & known[rows][:, None] & others, self.experts)
         return {"context": shared, "own": own, "experts": experts, "present": present}
 
-    def travelled(self, received: State, position: int) -> State:
+    def sent_tensors(self, received: State, position: int) -> State:
         """A client has its own context already, and what only fills up a stack of experts is not sent."""
         experts, present = received["experts"][position], received["present"][position]
         sent = experts if present.is_meta else experts[present]
@@ -145,7 +143,7 @@ class PFedMoAP(TextMethod):
         return step * start["gated"].view(-1, *[1] * (step.dim() - 1)) if name in GATE else step
 
     def end_stage(self, stage: Stage, theta: State) -> State:
-        if stage.name == "plain":  # a newcomer's first half: the server answers with what is nearest to its context now
+        if stage.name == "plain":  # the server answers an unseen client with what is nearest to its context now
             experts, present = nearest(theta["context"], theta["pool"][0], theta["known"], self.experts)
             return {"experts": experts, "present": present, EXPERTS: self.expert_features(experts)}
         remembered = {"own": theta["context"], "kept": theta["experts"], "kept.present": theta["present"]}
@@ -157,31 +155,11 @@ class PFedMoAP(TextMethod):
 
     # -- a client kept out of all rounds -------------------------------------------------------------------------------
 
-    def newcomer(self, server: State, clients: Sequence[int]) -> State:
-        """The mean, and the pool that stands for the server's answer after the newcomer's first half."""
+    def unseen_download(self, server: State, clients: Sequence[int]) -> State:
+        """The mean, and the pool that stands for the server's answer after the unseen client's first half."""
         sent = super().download({name: server[name] for name in ("context", "pool", "known")}, clients)
         experts, present = nearest(sent["context"], server["pool"], sent["known"], self.experts)
         return {**sent, "own": sent["context"], "experts": experts, "present": present}
 
-    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+    def unseen_stages(self, epochs: int) -> Sequence[Stage]:
         return [Stage("plain", {"context": self.params.lr}, epochs), Stage("gated", self.rates(), epochs)]
-
-
-def nearest(own: Tensor, pool: Tensor, eligible: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` contexts of ``pool`` (N, m, d) nearest to each of ``own`` (K, m, d) among ``eligible`` (K, N), and
-    which of them are there at all, (K, count, m, d) and (K, count). Ties go to the first."""
-    distance = torch.cdist(own.flatten(1), pool.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
-    order = distance.masked_fill(~eligible, float("inf")).argsort(dim=1, stable=True)[:, :count]
-    return pool[order], eligible.gather(1, order)
-
-
-def mix(gate: State, query: Tensor, features: Tensor, present: Tensor, heads: int, kappa: float) -> Tensor:
-    """Attention of each image (K, B, D) over the experts' features of each class (K, E, C, D), (K, B, C, D)."""
-
-    def split(x: Tensor, part: int) -> Tensor:
-        return torch.unflatten(affine(gate, "gate", x, part), -1, (heads, -1))
-
-    queries, keys, values = split(query, QUERY), split(features, KEY), split(features, VALUE)
-    scores = (kappa or queries.shape[-1] ** -0.5) * torch.einsum("kbhe,kxche->kbchx", queries, keys)
-    weights = scores.masked_fill(~present[:, None, None, None], float("-inf")).softmax(-1)
-    return affine(gate, "gate", torch.einsum("kbchx,kxche->kbche", weights, values).flatten(-2), OUT)

@@ -12,6 +12,7 @@ from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._headed import PromptParams
+from fedprompt.methods._mixins import Downloads, Stages, UnseenClients
 from fedprompt.methods._server_learning import LearningServer, ServerOptimiser
 from fedprompt.methods.fedvpt import FedVPT
 
@@ -67,7 +68,9 @@ def clip_jointly(grads: Iterable[Tensor], norm: float) -> list[Tensor]:
     return [grad * scale for grad in grads]
 
 
-class PFedPG(FedVPT, LearningServer):
+class PFedPG(FedVPT, LearningServer, Downloads, Stages, UnseenClients):
+    """Server: the generator and a descriptor per client. Sent: the prompt they make. Sent back: how it moved."""
+
     name = "pfedpg"
     title = "pFedPG"
     order = 30
@@ -94,7 +97,7 @@ class PFedPG(FedVPT, LearningServer):
         return state
 
     def features(self, theta: State, batch: Batch) -> Tensor:
-        # A newcomer holds a descriptor in place of a prompt, and a frozen copy of the generator.
+        # An unseen client holds a descriptor in place of a prompt, and a frozen copy of the generator.
         prompt = theta["prompt"] if "prompt" in theta else self._generate(theta, theta["descriptor"])
         return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(prompt))))
 
@@ -139,7 +142,7 @@ class PFedPG(FedVPT, LearningServer):
 
     # -- a client kept out of all rounds ----------------------------------------------------------------------------
 
-    def newcomer(self, server: State, clients: Sequence[int]) -> State:
+    def unseen_download(self, server: State, clients: Sequence[int]) -> State:
         """The frozen generator and the mean descriptor of those who took part (of all, before round 1)."""
         took_part = (server["visits"] > 0).to(server["descriptors"])
         share = torch.where(took_part.sum() > 0, took_part, torch.ones_like(took_part))
@@ -150,14 +153,14 @@ class PFedPG(FedVPT, LearningServer):
             stacked["prompt"] = self._generate(stacked, stacked["descriptor"])
         return stacked
 
-    def newcomer_stages(self, epochs: int) -> Sequence[Stage]:
+    def unseen_stages(self, epochs: int) -> Sequence[Stage]:
         """It finds its descriptor: through the frozen generator, or by exchanging prompts."""
         if self.params.unseen_mode == "server_loop":
             return [Stage("exchange", {"prompt": self.params.lr}, 1)] * epochs
         return [Stage("descriptor", {"descriptor": self.params.gen_lr}, epochs)]
 
     def end_stage(self, stage: Stage, theta: State) -> State:
-        """The server's answer to a newcomer's exchange: its descriptor moves as in a round, all else stays."""
+        """The server's answer to an unseen client's exchange: its descriptor moves as in a round, all else stays."""
         if stage.name != "exchange":
             return {}
         descriptor = theta["descriptor"].detach().requires_grad_()

@@ -29,6 +29,8 @@ class PFedPromptParams(TextParams):
 
 
 class PFedPrompt(TextMethod):
+    """Shared: one context. The memory is a constant of each evaluation."""
+
     name = "pfedprompt"
     title = "pFedPrompt"
     order = 245

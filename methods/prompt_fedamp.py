@@ -14,6 +14,7 @@ from torch import Tensor
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
+from fedprompt.methods._mixins import Downloads, UnseenClients
 from fedprompt.methods._text import TextMethod, TextParams
 
 
@@ -26,7 +27,7 @@ class FedAMPParams(TextParams):
     pull: float = option(1.0, "pull towards the mixture, lambda/alpha", low=0, grid=(0.1, 1.0), paper="unpublished")
 
 
-class PromptFedAMP(TextMethod):
+class PromptFedAMP(TextMethod, Downloads, UnseenClients):
     """`context` is what the client has kept since its last visit, so that only the mixture is sent to it."""
 
     name = "prompt-fedamp"
@@ -60,10 +61,10 @@ class PromptFedAMP(TextMethod):
         mixture = torch.einsum("ij,jmd->imd", self.mixing(server)[rows], pool.double()).to(pool.dtype)
         return {"context": pool[rows], "mixture": mixture}
 
-    def travelled(self, received: State, position: int) -> State:
+    def sent_tensors(self, received: State, position: int) -> State:
         return {"mixture": received["mixture"][position]}
 
-    def newcomer(self, server: State, clients: Sequence[int]) -> State:
+    def unseen_download(self, server: State, clients: Sequence[int]) -> State:
         weights = server["known"] / server["known"].sum().clamp(min=1)
         mean = torch.einsum("n,nmd->md", weights, server["pool"])
         start = torch.where(server["known"].any(), mean, server["pool"][0]).expand(len(clients), -1, -1)

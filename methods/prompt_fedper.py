@@ -19,6 +19,8 @@ class FedPerParams(TextParams):
 
 
 class PromptFedPer(TextMethod):
+    """Shared: the first tokens of the context. Private: the rest."""
+
     name = "prompt-fedper"
     title = "Prompt+FedPer"
     order = 220
@@ -42,7 +44,3 @@ class PromptFedPer(TextMethod):
 
     def context(self, theta: State) -> Tensor:
         return torch.cat([theta["shared"], theta["private"]], dim=1)
-
-    def payload(self) -> tuple[int, int]:
-        floats = self.shared * self.backbone.text.width
-        return floats, floats

@@ -19,6 +19,8 @@ class FedProxParams(TextParams):
 
 
 class PromptFedProx(PromptFL):
+    """PromptFL with a proximal term in the loss."""
+
     name = "prompt-fedprox"
     title = "Prompt+FedProx"
     order = 225

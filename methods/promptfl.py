@@ -6,6 +6,8 @@ from fedprompt.methods._text import TextMethod, TextParams
 
 
 class PromptFL(TextMethod):
+    """All defaults of `TextMethod`: one shared context."""
+
     name = "promptfl"
     title = "PromptFL"
     order = 210

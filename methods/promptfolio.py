@@ -18,6 +18,8 @@ class PromptFolioParams(TextParams):
 
 
 class PromptFolio(TextMethod):
+    """Shared: one context. Private: another. Their text features are mixed."""
+
     name = "promptfolio"
     title = "PromptFolio"
     order = 280
@@ -34,6 +36,3 @@ class PromptFolio(TextMethod):
         shared, private = self.encode(torch.cat([theta["context"], theta["own"]])).chunk(2)
         mixture = torch.lerp(shared, private, self.params.theta)
         return F.normalize(mixture, dim=-1) if self.params.mix_norm else mixture
-
-    def step_floats(self) -> int:
-        return 2 * super().step_floats()

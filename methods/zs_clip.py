@@ -20,11 +20,13 @@ class TemplateParams:
 
 
 class ZsClip(TextMethod):
+    """No state at all; it shows what the towers can do alone."""
+
     name = "zs-clip"
     title = "ZS-CLIP"
     order = 200
     paper = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision (ICML 2021)"
-    payload_formula = "0"
+    payload_formula = "0 each way"
     Params = TemplateParams
 
     def __init__(self, params: Any, backbone: FrozenCLIP, task: Task) -> None:
@@ -42,9 +44,3 @@ class ZsClip(TextMethod):
 
     def rates(self) -> dict[str, float]:
         return {}
-
-    def step_floats(self) -> int:
-        return 0
-
-    def payload(self) -> tuple[int, int]:
-        return 0, 0

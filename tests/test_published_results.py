@@ -9,10 +9,10 @@ import pytest
 from excerpt import renew
 
 from fedprompt.datasets import dataset_names
-from fedprompt.harness.report.reference import published_cells, published_records
+from fedprompt.harness.report.reference import published_cells, published_records, recorded_in, write_texts
 from fedprompt.harness.running.code import code_digest
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.methods import registry
 
@@ -41,8 +41,20 @@ def test_results_say_what_data_and_weights_each_suite_needs() -> None:
 
 def test_the_readme_has_one_figure_of_a_published_run() -> None:
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text())
-    assert [picture.startswith("results/reference/") for picture in pictures] == [True]
+    assert pictures == ["docs/gains.png"]
     assert (ROOT / pictures[0]).is_file()
+    assert not list((ROOT / "results" / "reference").rglob("*.png"))  # `make docs` draws the others
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("embedded-clip", "cpu-office"))],
+)
+def test_published_texts_are_made_from_the_published_records(name: str, tmp_path: Path) -> None:
+    folder = ROOT / "results" / "reference" / name
+    write_texts(recorded_in(folder), folder, tmp_path)
+    for file in ("tables.csv", "report.md"):
+        assert (tmp_path / file).read_text() == (folder / file).read_text(), "run: make excerpts"
 
 
 @pytest.mark.slow
@@ -54,7 +66,7 @@ def test_a_published_cell_gives_its_records_again(tmp_path: Path) -> None:
     records = published_records(folder)
     expected = records[records["cell"] == key].drop(columns="cell").reset_index(drop=True)
     today = dataclasses.replace(cell, code=code_digest(registry().get(cell.method)))
-    run = run_cell(today, Site(tmp_path))
+    run = run_cell(today, RunEnvironment(tmp_path))
     again = pd.read_csv(run / "records.csv", dtype={"partition": str})
     counts = ["correct"]
     pd.testing.assert_frame_equal(again.drop(columns=counts), expected.drop(columns=counts))

@@ -16,21 +16,19 @@ from scipy import stats
 
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.federation.policy import POLICY_NAMES
-from fedprompt.harness.measuring.evaluation import LOCAL
-from fedprompt.harness.measuring.metrics import on_test_set, per_client
 from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.inference import LEVEL, Difference, holm, paired
 from fedprompt.harness.report.notes import with_collapse
-from fedprompt.harness.report.papers import PAPERS
-from fedprompt.harness.report.published import load_published
-from fedprompt.harness.report.reference import published_cells, published_records
+from fedprompt.harness.report.papers import Paper, load_papers
+from fedprompt.harness.report.reference import recorded_in
+from fedprompt.harness.report.values import client_values
 from fedprompt.methods import registry
 
 FULL = "pfedbayespt"
 PARTS = {  # question, the row with the part, the row without
     "Does the rate of a head matter (no prompt at 0.001 against its tuned rate)?": ("no-prompt-gentle", "head-tune"),
     "Does the mixture term matter (S = 1 against S = 0)?": (FULL, "full-without-mixture"),
-    "Do masks (five draws, without noise, against none)?": ("d-with-masks", "pfedbayespt-d"),
+    "Do masks matter (five draws against none, both without noise)?": ("d-with-masks", "pfedbayespt-d"),
 }
 DRAWS = "Does the number of draws V (10 against 1)?"
 PRINTED_FOR = {"domains": "DomainNet", "classes": "CIFAR-100"}  # the paper's data set with the same kind of shift
@@ -49,15 +47,11 @@ def answers(folder: Path) -> str:
 
 def client_accuracies(folder: Path) -> pd.DataFrame:
     """One line per finished entry of the tables, number of draws and client: its mean over the reported rounds."""
-    entries = pd.read_csv(folder / "cells.csv", dtype={"seed": int})
-    entries = entries[entries["status"] == "finished"][[*ENTRY, "row", "title", "method", "reading", "cell", "seed"]]
-    first = {key: cell.protocol.rounds - cell.protocol.last for key, cell in published_cells(folder).items()}
-    records = published_records(folder).drop(columns=["seed", "partition"])
-    records = per_client(
-        on_test_set(records[~records["unseen"] & (records["round"] > records["cell"].map(first))], LOCAL)
-    )
-    means = records.groupby(["cell", "policy", "samples", "client"])["accuracy"].mean().dropna().rename("accuracy")
-    return entries.merge(means.reset_index().rename(columns={"policy": "reading"}), on=["cell", "reading"])
+    recorded = recorded_in(folder)
+    settings, records = recorded.suite.settings, recorded.records
+    values = [client_values(settings, records).assign(samples=0), client_values(settings, records, swept=True)]
+    titles = recorded.results[["column", "policy", "row", "seed", *ENTRY[:2], "title", "method"]]
+    return titles.merge(pd.concat(values), on=["column", "policy", "row", "seed"]).rename(columns={"value": "accuracy"})
 
 
 def _incomplete(numbers: pd.DataFrame) -> str:
@@ -112,13 +106,13 @@ def _answer(question: str, compared: Mapping[str, Difference]) -> str:
     if not compared:
         return ""
     adjusted = holm([difference.p for difference in compared.values()])
-    told = [p < LEVEL for p in adjusted]
+    significant = [p < LEVEL for p in adjusted]
     verdict = (
-        f"It can be told from zero in {sum(told)} of {len(told)} columns (†)"
-        if any(told)
-        else f"No difference can be told from zero in {_of(len(told), 'column')}"
+        f"Significant in {sum(significant)} of {len(significant)} columns (†)"
+        if any(significant)
+        else f"No significant difference in {_of(len(significant), 'column')}"
     )
-    listed = [f"{where} {_gain(d)}{'†' * t}" for (where, d), t in zip(compared.items(), told, strict=True)]
+    listed = [f"{where} {_gain(d)}{'†' * t}" for (where, d), t in zip(compared.items(), significant, strict=True)]
     return f"**{question}** {verdict}: {'; '.join(listed)}."
 
 
@@ -147,7 +141,7 @@ def _prompts(numbers: pd.DataFrame) -> Iterator[str]:
     ):
         columns = [(where, column) for where, column in _columns(part)]
         if columns:
-            won = sum(bool((_told(column) & (column["gain"] > 0)).any()) for _, column in columns)
+            won = sum(bool((_is_significant(column) & (column["gain"] > 0)).any()) for _, column in columns)
             lines = [
                 f"- {'Unseen clients, ' * (column['kind'].iloc[0] == 'unseen')}{where}: {_gains(column)}."
                 for where, column in columns
@@ -166,7 +160,7 @@ def has_prompts(method: str) -> bool:
     return method not in registry() or any(field.name == "length" for field in fields(registry().get(method).Params))
 
 
-def _told(column: pd.DataFrame) -> "pd.Series[bool]":
+def _is_significant(column: pd.DataFrame) -> "pd.Series[bool]":
     return column["gain_p_adjusted"] < LEVEL
 
 
@@ -174,13 +168,16 @@ def _gains(column: pd.DataFrame) -> str:
     """Who gains or loses and how much; what would have been found where nobody does."""
     texts = []
     for verb, sign in (("gain", 1), ("lose", -1)):
-        rows = column[_told(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
+        rows = column[_is_significant(column) & (sign * column["gain"] > 0)].sort_values("gain", ascending=sign < 0)
         changes = rows[["gain", "gain_low", "gain_high"]].to_numpy(float)
         amounts = [f"{title} {_points(*change)}" for title, change in zip(rows["title"], changes, strict=True)]
         if amounts:
             texts.append(f"{len(amounts)} of {len(column)} {verb}{'s' * (len(amounts) == 1)}: {', '.join(amounts)}")
     limit = column["smallest_detectable"].max()
-    return "; ".join(texts) or f"none of {len(column)} can be told from no prompt; {limit:.1f} points could have been"
+    return (
+        "; ".join(texts)
+        or f"no significant difference for any of {len(column)}; {limit:.1f} points could have been found"
+    )
 
 
 # -- our order against the paper's -----------------------------------------------------------------------------------
@@ -188,49 +185,46 @@ def _gains(column: pd.DataFrame) -> str:
 
 def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame) -> Iterator[str]:
     """Kendall's tau between our order of methods and the printed one, by setting and policy."""
-    printed = load_published(Path())
+    paper = load_papers(Path()).get("vit")
     main = accuracies[(accuracies["kind"] == "heterogeneity") & (accuracies["samples"] == 0)]
-    if printed is None or main.empty:
+    if paper is None or main.empty:
         return
     partitions = numbers.drop_duplicates("setting").set_index("setting")["partition"]
     orders: dict[str, Order] = {}
     for setting, part in main.groupby("setting", sort=False):
         dataset = PRINTED_FOR.get(parse_partition(partitions[setting]).kind, "")
-        beside, theirs = _printed(printed, dataset, str(setting))
+        beside, theirs = _printed(paper, dataset, str(setting))
         for policy in ("paper", *part["policy"].unique()):
-            order = _compare_orders(_under(part, policy), theirs)
+            order = _compare_orders(_under(part, policy), paper, theirs)
             if order is not None:
                 head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
-                orders[f"{setting}, {head}, beside {beside}"] = order
+                orders[f"{setting}, {head}, compared with {beside}"] = order
     if orders:
         adjusted = holm([order.p for order in orders.values()])
-        told = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
-        verdicts = map(_order, orders.values(), adjusted, told)
+        significant = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
+        verdicts = map(_order, orders.values(), adjusted, significant)
         lines = [f"- {place}: {verdict}." for place, verdict in zip(orders, verdicts, strict=True)]
         yield (
             "**Does our order of methods agree with the paper's?** Kendall's τ over the methods that the paper prints, "
             "with its 95 % interval over our clients and seeds, and the chance p of as much from unrelated orders, "
-            f"adjusted for all columns; the paper prints no spread. It can be told from chance in {sum(told)} of "
-            f"{len(told)} columns.\n\n" + "\n".join(lines)
+            f"adjusted for all columns; the paper prints no spread. Significant in {sum(significant)} of "
+            f"{len(significant)} columns.\n\n" + "\n".join(lines)
         )
 
 
-def _order(order: "Order", p: float, told: bool) -> str:
-    verdict = (
-        ("agree" if order.tau > 0 else "contradict each other") if told else "cannot be told from unrelated orders"
-    )
+def _order(order: "Order", p: float, significant: bool) -> str:
+    verdict = ("agree" if order.tau > 0 else "contradict each other") if significant else "no significant agreement"
     interval = f"{order.low:.2f} to {order.high:.2f}; p = {p:.2f}"
     return f"τ = {order.tau:.2f} ({interval}) over {order.methods} methods: {verdict}".replace("-", "−")
 
 
-def _printed(printed: pd.DataFrame, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
+def _printed(paper: Paper, dataset: str, setting: str) -> tuple[str, "pd.Series[float]"]:
     """The paper's Average by method: of the same setting, or the mean of all where it does not print that one."""
-    tables, metrics = PAPERS["vit"].printed_in["heterogeneity"]
-    rows = printed[
-        (printed["paper"] == "vit")
-        & printed["table"].isin(tables)
-        & (printed["dataset"] == dataset)
-        & (printed["metric"] == metrics["average"])
+    where, values = paper.printed["heterogeneity"], paper.values
+    rows = values[
+        values["table"].isin(where.tables)
+        & (values["dataset"] == dataset)
+        & (values["metric"] == where.metrics["average"])
     ]
     same = rows[rows["label"] == setting]
     if same.empty:
@@ -247,7 +241,7 @@ def _under(part: pd.DataFrame, policy: str) -> pd.DataFrame:
 
 
 class Order(NamedTuple):
-    """Our order beside the printed one."""
+    """Our order compared with the printed one."""
 
     tau: float
     low: float
@@ -260,12 +254,12 @@ class Order(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def _compare_orders(part: pd.DataFrame, theirs: "pd.Series[float]") -> Order | None:
-    """None with fewer than four methods in common, of which no order can be told from chance."""
+def _compare_orders(part: pd.DataFrame, paper: Paper, theirs: "pd.Series[float]") -> Order | None:
+    """None with fewer than four methods in common, of which no order can be significant."""
     table = _table(part)
     table = table.loc[:, table.groupby(level=0).count().gt(0).all()]  # in an order, every row has every seed
     shown = _titles(part).loc[table.columns]
-    titles = {str(row): PAPERS["vit"].titles.get(str(row), (title,))[0] for row, title in shown.items()}
+    titles = {str(row): paper.titles_of(str(row), title)[0] for row, title in shown.items()}
     names = [name for name in dict.fromkeys(titles.values()) if name in theirs.index]
     if len(names) < 4:
         return None

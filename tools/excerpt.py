@@ -7,7 +7,7 @@ README and docs/results.md hold such texts between two comments, of which the fi
     <!-- answers of FOLDER -->                                                the sentences of `answers`
     <!-- overview of FOLDER, FOLDER -->                                       the table of `overview`
 
-`python tools/excerpt.py FILE ...` (`make excerpts`) writes them anew.
+`python tools/excerpt.py FILE ...` (`make excerpts`) writes them again.
 """
 
 import re
@@ -22,8 +22,8 @@ from overview import overview
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.harness.report.collect import POLICY_HEADINGS
-from fedprompt.harness.report.conclusion import HEADS
 from fedprompt.harness.report.document import MISSING
+from fedprompt.harness.report.findings import HEADS
 from fedprompt.harness.report.inference import LEVEL
 
 MARKED = re.compile(r"(<!-- excerpt of ([^\s:]+)(?:: (.*?))? -->\n)(.*?)(<!-- end of the excerpt -->)", re.DOTALL)
@@ -83,9 +83,9 @@ def _note(main: pd.DataFrame) -> str:
     control = " or ".join(main.loc[main["control"].astype(bool), "title"].unique()).replace("No prompt", "no prompt")
     same = " under the same policy" if main["policy"].nunique() > 1 else ""
     return (
-        f"Average accuracy in percent and, in brackets, the gain over {control}{same}, in points; † where it can be "
-        "told from zero at 5 %, adjusted for all comparisons of the column; bold where the best can be told from the "
-        "second."
+        f"Average accuracy in percent and, in brackets, the gain over {control}{same}, in points; † where it "
+        "differs significantly from zero (5 %, adjusted for all comparisons of the column); bold where the best is "
+        "significantly better than the second; in sentences, brackets hold the 95 % interval."
     )
 
 

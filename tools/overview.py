@@ -17,9 +17,9 @@ def overview(folders: Sequence[Path]) -> str:
     rows = [[title, *(_entry(run[run["title"] == title]) for run in gains.values())] for title in titles]
     heads = ["", *(f"`{name}`" for name in gains)]
     note = (
-        "Columns (settings under one head policy) in which the method can be told to gain / in which it can be told to "
-        "lose / of how many, and its median gain over no prompt in points. Told at 5 %, adjusted for all comparisons "
-        "of a column, but not for the number of columns."
+        "Significant gains / significant losses / comparisons, one per column (a setting under one head policy), and "
+        "the median gain over no prompt in points. Significant at 5 %, adjusted for all comparisons of a column, but "
+        "not for the number of columns."
     )
     table = [f"| {' | '.join(cells)} |" for cells in (heads, ["---", *["---:"] * len(gains)], *rows)]
     return "\n".join([*table, "", note]) + "\n"
@@ -28,6 +28,6 @@ def overview(folders: Sequence[Path]) -> str:
 def _entry(gains: pd.DataFrame) -> str:
     if gains.empty:
         return MISSING
-    told = gains["gain_p_adjusted"] < LEVEL
-    won, lost = int((told & (gains["gain"] > 0)).sum()), int((told & (gains["gain"] < 0)).sum())
+    significant = gains["gain_p_adjusted"] < LEVEL
+    won, lost = int((significant & (gains["gain"] > 0)).sum()), int((significant & (gains["gain"] < 0)).sum())
     return f"{won} / {lost} / {len(gains)}, {gains['gain'].median():+.1f}".replace("-", "−")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from fedprompt.core.errors import UserError
+from fedprompt.core.interrupts import ctrl_c_apart, one_line
 from fedprompt.core.memory import collect_rarely
 from fedprompt.harness.cli import (
     bench,
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.parser.error(f"unrecognized arguments: {' '.join(unrecognized)}")
         if arguments.function is None:
             arguments.parser.error("a command is missing")
-        return arguments.function(arguments) or 0
+        with ctrl_c_apart():
+            return _run(arguments)
     except UserError as error:
         print(f"fedprompt: {error}", file=sys.stderr)
         return 2
@@ -58,6 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = error.filename or "a file"
         print(f"fedprompt: {error.strerror}: {where}; mend that, then run the command again", file=sys.stderr)
         return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """The command's exit code. No command ends by an exit of its own: that would be a plugin's, or a library's."""
+    try:
+        exit_code: int | None = arguments.function(arguments)
+    except (SystemExit, GeneratorExit) as error:
+        print(f"fedprompt: a plugin or a library tried to end the command ({one_line(error)})", file=sys.stderr)
+        return 1
+    return exit_code or 0
 
 
 def build_parser() -> Parser:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.harness.cli._parser import Parser
+from fedprompt.harness.running.executors import executors, get_executor
 
 if TYPE_CHECKING:
-    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.suite import Suite
 
 SET_HELP = "a parameter of the method or a field of the protocol (protocol.KEY if both have it); may be repeated"
@@ -34,6 +35,49 @@ def add_untuned(parser: Parser) -> None:
     parser.add_argument("--untuned", action="store_true", help="ignore what 'fedprompt tune' has chosen")
 
 
+def add_executor(parser: Parser) -> None:
+    """Where cells run, the workers of this machine among it."""
+    choices = "; ".join(f"{entry.name}: {entry.help}" for entry in executors().values())
+    parser.add_argument("--executor", default="local", choices=tuple(executors()), help=f"{choices} (default: local)")
+    add_workers(parser)
+    add_cell_timeout(parser)
+    parser.add_argument("--gpus-per-cell", type=float, default=1.0, help="on a Ray cluster; 0.25 lets four share one")
+    for entry in executors().values():
+        if entry.options:
+            parser.add_argument(
+                f"--{entry.name}",
+                dest=_option_name(entry.name),
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help=entry.options,
+            )
+
+
+def _option_name(executor: str) -> str:
+    return f"options_of_{executor}"
+
+
+def _executor_options(args: Namespace) -> tuple[tuple[str, str], ...]:
+    """What `--EXECUTOR KEY=VALUE` says; refused if another executor was chosen."""
+    chosen: list[tuple[str, str]] = []
+    for name in executors():
+        for text in getattr(args, _option_name(name), []):
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"--{name} {text!r} is not KEY=VALUE.")
+            if name != args.executor:
+                raise UserError(f"--{name} {text} needs --executor {name}; this is --executor {args.executor}.")
+            chosen.append((key, value))
+    return tuple(chosen)
+
+
+def add_cell_timeout(parser: Parser) -> None:
+    parser.add_argument(
+        "--cell-timeout", type=float, metavar="SECONDS", help="kill a cell that takes longer, which then fails"
+    )
+
+
 def add_workers(parser: Parser) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
 
@@ -50,12 +94,14 @@ def add_tracking(parser: Parser) -> None:
     parser.add_argument("--tracking-uri", help="MLflow server or database (default: sqlite in the results folder)")
 
 
-def add_site(parser: Parser) -> None:
+def add_environment(parser: Parser) -> None:
     add_out(parser)
     add_plugins(parser)
     parser.add_argument("--data-root", type=Path, help="folder with downloaded data sets")
     parser.add_argument("--weights", help="hub, random, or a file (.safetensors, .pth, .npz)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:N, several such as cuda:0,cuda:1, or auto (default)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per cell (default 1)")
     keep = "GB of frozen tokens that a process keeps for encoders of prompts; 0 computes them in every pass (default 1)"
     parser.add_argument("--token-memory", type=float, default=1.0, metavar="GB", help=keep)
@@ -84,9 +130,9 @@ def tracking_uri(args: Namespace) -> str:
     return args.tracking_uri or default_uri(args.out)
 
 
-def make_site(args: Namespace) -> "Site":
+def make_environment(args: Namespace) -> "RunEnvironment":
     """Where the command's cells run."""
-    from fedprompt.harness.running.site import Site, choose_device
+    from fedprompt.harness.running.environment import RunEnvironment, choose_device
 
     if args.threads < 1:
         raise UserError(f"--threads {args.threads} is out of range; it must be at least 1.")
@@ -96,10 +142,9 @@ def make_site(args: Namespace) -> "Site":
         raise UserError(f"--image-memory {args.image_memory} is out of range; it must be 0 or more GB.")
     weights = None if args.weights in (None, "hub", "random") else args.weights
     plugins = tuple(str(Path(plugin).resolve()) for plugin in args.plugin)
-    on_cluster = getattr(args, "executor", "local") == "ray"  # whose devices are not those of this machine
-    device = args.device if on_cluster else choose_device(args.device)
-    gpus = getattr(args, "gpus_per_cell", 1.0)
-    return Site(
+    remote = get_executor(getattr(args, "executor", "local")).remote  # its devices are not those of this machine
+    device = args.device if remote else choose_device(args.device)
+    return RunEnvironment(
         args.out,
         args.data_root,
         weights,
@@ -109,7 +154,9 @@ def make_site(args: Namespace) -> "Site":
         token_memory=int(args.token_memory * 2**30),
         image_memory=int(args.image_memory * 2**30),
         evaluate_all=args.evaluate_all,
-        gpus_per_cell=gpus,
+        gpus_per_cell=getattr(args, "gpus_per_cell", 1.0),
+        cell_timeout=getattr(args, "cell_timeout", None),
+        executor_options=_executor_options(args),
     )
 
 

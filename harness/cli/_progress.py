@@ -1,11 +1,9 @@
 """Runs cells for `fedprompt run` and `fedprompt bench`: with bars, recorded in MLflow, failures named."""
 
 import json
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,10 +14,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from fedprompt.harness.running.cell import Cell
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.environment import RunEnvironment
+    from fedprompt.harness.running.execution import CellOutcome
     from fedprompt.harness.running.run import RoundProgress
-    from fedprompt.harness.running.site import Site
     from fedprompt.harness.running.suite import Suite
+
+
+COUNTING = 60.0  # seconds that plugins may take to have their costs counted, which only the clock needs
 
 
 class CellBars:
@@ -95,7 +96,7 @@ class CellBars:
 
 def run_and_record(
     cells: "Sequence[Cell]",
-    site: "Site",
+    environment: "RunEnvironment",
     args: Namespace,
     restart: Collection[str],
     suite: "Suite | None" = None,
@@ -111,22 +112,22 @@ def run_and_record(
     from fedprompt.harness.recording.tracker import Tracker
     from fedprompt.harness.running.session import Observer, finished_cells, run_cells
 
-    finished = {cell.hash for cell in finished_cells(cells, site.out) if cell.hash not in restart}
+    finished = {cell.hash for cell in finished_cells(cells, environment.out) if cell.hash not in restart}
     if finished:
         print(f"{len(finished)} of {len(cells)} cells are finished already", file=sys.stderr)
-    without_data = check_inputs([cell for cell in cells if cell.hash not in finished], site)
+    without_data = check_inputs([cell for cell in cells if cell.hash not in finished], environment)
     cells = [cell for cell in cells if cell.hash not in without_data]
     variants = suite.variants() if suite else {}
     names = {cell.hash: cell.named(variants[cell.hash]) for cell in cells if cell.hash in variants}
-    flops = _flops([cell for cell in cells if cell.hash not in finished], site, workers > 1 or executor == "ray")
+    flops = _flops([cell for cell in cells if cell.hash not in finished], environment)
     with progress() as bars:
         observers: list[Observer] = [
             CellBars(bars, cells, finished, names, flops),
-            Tracker(tracking_uri(args), site.out, suite.name if suite else "", restart, variants),
+            Tracker(tracking_uri(args), environment.out, suite.name if suite else "", restart, variants),
         ]
         outcomes = run_cells(
             cells,
-            site,
+            environment,
             observers,
             workers=workers,
             executor=executor,
@@ -139,14 +140,14 @@ def run_and_record(
     return [*outcomes, *without_data.values()]
 
 
-def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcome]":
+def check_inputs(cells: "Sequence[Cell]", environment: "RunEnvironment") -> "dict[str, CellOutcome]":
     """Look for weights and data before any cell runs, so that what is missing is said once.
 
     Returns the outcomes of cells whose data are missing, by hash; raises if there are no others, or no weights.
     """
     from fedprompt.backbones.weights import load_backbone
     from fedprompt.datasets import MissingDataError, load_labels, parse_partition, short_name, shots_note
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.execution import CellOutcome
     from fedprompt.harness.running.folder import run_folder
 
     for spec in dict.fromkeys(cell.backbone for cell in cells):
@@ -155,7 +156,7 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
     missing: dict[str, MissingDataError] = {}
     for name in dict.fromkeys(cell.dataset for cell in cells):
         try:
-            dataset = load_labels(name, site.data_root)
+            dataset = load_labels(name, environment.data_root)
         except MissingDataError as error:
             missing[name] = error
             continue
@@ -163,7 +164,7 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
             if note := shots_note(parse_partition(partition), dataset, seed):
                 print(f"note: {note}", file=sys.stderr)
     outcomes = {
-        cell.hash: CellOutcome(cell, run_folder(site.out, cell), str(missing[cell.dataset]))
+        cell.hash: CellOutcome(cell, run_folder(environment.out, cell), str(missing[cell.dataset]))
         for cell in cells
         if cell.dataset in missing
     }
@@ -175,28 +176,30 @@ def check_inputs(cells: "Sequence[Cell]", site: "Site") -> "dict[str, CellOutcom
     return outcomes
 
 
-def _flops(cells: "Sequence[Cell]", site: "Site", apart: bool) -> dict[str, int]:
+def _flops(cells: "Sequence[Cell]", environment: "RunEnvironment", seconds: float = COUNTING) -> dict[str, int]:
     """What the cells cost, to tell how long they take; nothing for a single cell, and where it cannot be counted.
 
-    Counting runs the methods' own code. Plugins are counted ``apart``, in a process that they may end.
+    Counting runs the methods' own code. Plugins are counted in a process that they may end, within ``seconds``.
     """
     if len(cells) < 2:
         return {}
     from fedprompt.harness.planning.plan import count_flops
-    from fedprompt.harness.running.processes import worker_context
+    from fedprompt.harness.running.processes import call_apart
 
     try:
-        if not (apart and site.plugins):
-            return count_flops(cells, site)
-        with ProcessPoolExecutor(1, worker_context(), _load_plugins, (site.plugins,)) as pool:
-            return pool.submit(count_flops, cells, site).result()
+        return (
+            call_apart(_count_plugins, cells, environment, seconds=seconds)
+            if environment.plugins
+            else count_flops(cells, environment)
+        )
     except Exception:  # bad input, or a method that shapes alone do not satisfy: the cells themselves report it
         return {}
 
 
-def _load_plugins(files: Sequence[str]) -> None:
+def _count_plugins(cells: "Sequence[Cell]", environment: "RunEnvironment") -> dict[str, int]:
+    from fedprompt.harness.planning.plan import count_flops
     from fedprompt.methods import load_plugin
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone
-    for file in files:
+    for file in environment.plugins:
         load_plugin(file)
+    return count_flops(cells, environment)

@@ -20,19 +20,19 @@ EXAMPLES = (
     "bench embedded --workers 2",
     "bench mine.toml --methods fedvpt,fedvpt-d --seeds 0",
     "bench cpu-office --resume-from results/reference/cpu-office",
+    "bench paper --device cuda:0,cuda:1 --workers 4",
     "bench paper --executor ray --gpus-per-cell 0.25",
+    "bench paper --executor slurm --slurm partition=gpu --slurm gres=gpu:1 --slurm time=600",
 )
 
 
 def add(commands: "Commands") -> None:
     parser = add_command(commands, "bench", bench, "run all cells of a suite, then report", EXAMPLES)
     options.add_suite(parser)
-    parser.add_argument("--executor", default="local", choices=("local", "ray"), help="this machine, or a Ray cluster")
-    parser.add_argument("--gpus-per-cell", type=float, default=1.0, help="on a Ray cluster; 0.25 lets four share one")
-    options.add_workers(parser)
+    options.add_executor(parser)
     options.add_selection(parser)
     options.add_untuned(parser)
-    options.add_site(parser)
+    options.add_environment(parser)
     options.add_tracking(parser)
     parser.add_argument(
         "--resume-from", type=Path, metavar="DIR", help="take finished cells from a published run of the same code"
@@ -55,13 +55,13 @@ def bench(args: Namespace) -> int:
     if args.resume_from:
         _restore(args.resume_from, cells, args.out)
     restart = {cell.hash for cell in cells} if args.restart else _named(args.restart_cell, cells, suite.name)
-    outcomes = run_and_record(cells, options.make_site(args), args, restart, suite, args.workers, args.executor)
+    outcomes = run_and_record(cells, options.make_environment(args), args, restart, suite, args.workers, args.executor)
     shown = still_holds(suite, options.tracking_uri(args), args.out)
     if shown is not None:
         print(shown, end="")
         print(f"Nothing new since then; `fedprompt report {suite.argument}` writes the report anew.")
     else:
-        from fedprompt.harness.report import write_report
+        from fedprompt.harness.report.write import write_report
 
         write_report(suite, options.tracking_uri(args), args.out, Console())
     return 1 if any(outcome.error for outcome in outcomes) else 0

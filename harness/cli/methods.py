@@ -84,7 +84,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     from fedprompt.core.fields import describe
     from fedprompt.harness.federation.policy import applicable
 
-    server, personal = _state(method)
+    server, personal, payload = _state(method)
     policies = applicable(method.paper_policy)
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
@@ -94,7 +94,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
     console.print(f"personal: {personal}")
-    console.print(f"payload:  {method.payload_formula} (floats per client and round)\n")
+    console.print(f"payload:  {_formula(method)}{payload}\n")
     for row in describe(method.Params):
         console.print(f"  [bold]{row['name']} = {row['default']}[/]  {row['help']}")
         notes = {"allowed": row["allowed"], "paper": row["paper"], "tuning grid": row["grid"]}
@@ -108,14 +108,26 @@ def _parity(method: "type[Method]") -> str:
     return entry.line if entry else "unknown: nobody has compared it with its authors' code here"
 
 
-def _state(method: "type[Method]") -> tuple[str, str]:
-    """Names and shapes of what the server and a client hold, in the small federation of the conformance suite."""
+def _formula(method: "type[Method]") -> str:
+    """In symbols, where the method gives it."""
+    from fedprompt.methods import HeadedMethod
+
+    if not method.payload_formula:
+        return ""
+    head = ", and C*d + C with a global head" if issubclass(method, HeadedMethod) else ""
+    return f"{method.payload_formula}{head}: "
+
+
+def _state(method: "type[Method]") -> tuple[str, str, str]:
+    """What the server and a client hold, and what is sent, in the small federation of the conformance suite."""
     from fedprompt.harness.conformance.toy import toy_federation
+    from fedprompt.harness.federation.payload import traffic
 
     federation = toy_federation(method)
-    state = federation.start()
+    state, sent = federation.start(), traffic(federation.method)
     sizes = f"  (at width {federation.method.backbone.width}, {federation.method.task.num_classes} classes)"
-    return _shapes(state.server) + sizes, _shapes(federation.personal(state, 0))
+    payload = f"{sent.down.floats} floats down, {sent.up.floats} up, per client and round{sizes}"
+    return _shapes(state.server) + sizes, _shapes(federation.personal(state, 0)), payload
 
 
 def _shapes(tensors: "Mapping[str, Tensor]") -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fedprompt.harness.cli._parser import Commands
     from fedprompt.harness.planning.plan import Plan
-    from fedprompt.harness.running.site import Site
+    from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.suite import Suite
 
 PlanLine = Mapping[str, Any]  # of `Plan.frame`
@@ -40,7 +40,7 @@ def add(commands: "Commands") -> None:
         "--workers", type=int, help="processes (default: all cores); with --flops machines (default: 1)"
     )
     options.add_untuned(parser)
-    options.add_site(parser)
+    options.add_environment(parser)
 
 
 def plan(args: Namespace) -> None:
@@ -51,18 +51,18 @@ def plan(args: Namespace) -> None:
     from fedprompt.harness.planning.plan import plan_suite
 
     args.workers = (1 if args.flops else os.cpu_count() or 1) if args.workers is None else args.workers
-    site = options.make_site(args)
+    environment = options.make_environment(args)
     suite = options.selected_suite(args)
-    planned = plan_suite(suite, site, args.workers, args.flops)
+    planned = plan_suite(suite, environment, args.workers, args.flops)
     crew = "1 worker" if args.workers == 1 else f"{args.workers} workers"
     pace = f"with {crew} at {scaled(args.flops, 'FLOPS')}" if args.flops else f"with {crew} on this machine"
     lines: Any = planned.frame().to_dict("records")
     console = Console(highlight=False)
-    notes = (*planned.notes, *_tuning_note(suite, planned, site, 1 if args.flops else args.workers))
+    notes = (*planned.notes, *_tuning_note(suite, planned, environment, 1 if args.flops else args.workers))
     print_plan(lines, planned.seconds, pace, notes, Console(highlight=False, width=max(console.width, WIDTH)))
 
 
-def _tuning_note(suite: "Suite", planned: "Plan", site: "Site", workers: int) -> list[str]:
+def _tuning_note(suite: "Suite", planned: "Plan", environment: "RunEnvironment", workers: int) -> list[str]:
     """What `fedprompt tune` would cost: the cells of all trials, at the pace of the method's own."""
     from fedprompt.harness.planning.plan import count_flops
     from fedprompt.harness.tuning.search import searches
@@ -71,7 +71,7 @@ def _tuning_note(suite: "Suite", planned: "Plan", site: "Site", workers: int) ->
     cells = [cell for search in open_searches for cell in search.base]
     if not cells:
         return []
-    counted = count_flops(cells, site)
+    counted = count_flops(cells, environment)
     total = sum(s.cell_count * mean(counted[cell.hash] for cell in s.base) for s in open_searches)
     trials = sum(search.cell_count for search in open_searches)
     pace = [(plan.seconds, plan.flops) for plan in planned.cells.values() if not plan.finished]

@@ -33,17 +33,14 @@ def add(commands: "Commands") -> None:
 def report(args: Namespace) -> None:
     from rich.console import Console
 
-    from fedprompt.harness.report import write_report
     from fedprompt.harness.report.against import against
     from fedprompt.harness.report.reference import publish
-    from fedprompt.harness.tuning.tuned import tuned_choices, write_tuned
+    from fedprompt.harness.report.write import write_report
 
     suite = options.selected_suite(args)
     page = write_report(suite, options.tracking_uri(args), args.out, Console(), args.accept_code)
     if args.publish:
         missing = publish(suite, args.out, args.publish)
-        if suite.tuned:
-            write_tuned(args.publish / "tuned.toml", [choice.entry for choice in tuned_choices(suite, args.out)])
         print(" ".join(filter(None, (f"Published: {args.publish}.", missing))))
     if args.against:
         verdict = against(page.parent, args.against)

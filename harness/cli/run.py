@@ -5,12 +5,20 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from fedprompt.core.errors import UserError
-from fedprompt.harness.cli._options import SET_HELP, add_site, add_tracking, load_plugins, make_site, split_settings
+from fedprompt.harness.cli._options import (
+    SET_HELP,
+    add_cell_timeout,
+    add_environment,
+    add_tracking,
+    load_plugins,
+    make_environment,
+    split_settings,
+)
 from fedprompt.harness.cli._parser import add_command
 
 if TYPE_CHECKING:
     from fedprompt.harness.cli._parser import Commands
-    from fedprompt.harness.running.executor import CellOutcome
+    from fedprompt.harness.running.execution import CellOutcome
 
 EXAMPLES = (
     "run --method fedvpt --dataset glyph-domains --partition domains:m=2 --rounds 5",
@@ -47,7 +55,8 @@ def add(commands: "Commands") -> None:
         "--backbone", "-b", default="micro-vit", help="micro-vit, micro-clip, a plain timm ViT or clip:NAME"
     )
     parser.add_argument("--image-size", type=int, help="default: the backbone's own")
-    add_site(parser)
+    add_environment(parser)
+    add_cell_timeout(parser)
     add_tracking(parser)
     parser.add_argument("--restart", action="store_true", help="throw away what this cell has and start over")
 
@@ -64,7 +73,7 @@ def run(args: Namespace) -> int:
     backbone = backbone_spec(args.backbone, args.weights, args.image_size)
     where = (args.method, args.dataset, args.partition, backbone)
     cell = make_cell(*where, args.seed, params, protocol, args.policy)
-    [outcome] = run_and_record([cell], make_site(args), args, {cell.hash} if args.restart else ())
+    [outcome] = run_and_record([cell], make_environment(args), args, {cell.hash} if args.restart else ())
     if outcome.error:
         if not outcome.folder.exists():
             raise UserError(outcome.error)
@@ -74,12 +83,13 @@ def run(args: Namespace) -> int:
 
 
 def _print_summary(outcome: "CellOutcome") -> None:
-    from fedprompt.harness.federation.policy import POLICY_NAMES, readings
+    from fedprompt.harness.federation.policy import POLICY_NAMES, metric_suffix, readings
 
     cell, summary = outcome.cell, json.loads((outcome.folder / "summary.json").read_text())
     counted, trained = int(summary["rounds_counted"]), cell.protocol.rounds
     rounds = f"(mean of the last {counted} of {trained} rounds)" if counted > 1 else f"(after round {trained})"
-    for policy, suffix in zip(readings(cell.protocol), ("", "_ft"), strict=False):
+    for policy in readings(cell.protocol):
+        suffix = metric_suffix(policy)
         if f"average{suffix}" in summary:
             average, worst = (100 * summary[f"{name}{suffix}"] for name in ("average", "worst_local"))
             print(f"{cell.label}, {POLICY_NAMES[policy]}: Average {average:.2f} %, Worst Local {worst:.2f} % {rounds}")

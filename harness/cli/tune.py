@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from fedprompt.harness.tuning.search import Point, Result, Search
     from fedprompt.harness.tuning.study import Study
 
-EXAMPLES = ("tune embedded", "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20")
+EXAMPLES = (
+    "tune embedded",
+    "tune embedded --methods fedvpt,pfedpg --sampler tpe --trials 20",
+    "tune paper --executor slurm --slurm partition=gpu --workers 64",
+)
 
 
 def add(commands: "Commands") -> None:
@@ -29,8 +33,8 @@ def add(commands: "Commands") -> None:
         "--keep", action="store_true", help="search only what no tuned file has values for, of this or another suite"
     )
     parser.add_argument("--storage", help="Optuna's database (default: optuna.db in the results folder)")
-    options.add_workers(parser)
-    options.add_site(parser)
+    options.add_executor(parser)
+    options.add_environment(parser)
     options.add_tracking(parser)
 
 
@@ -46,7 +50,7 @@ def tune(args: Namespace) -> int:
     from fedprompt.harness.tuning.tune import tune as run_studies
     from fedprompt.harness.tuning.tuned import tuned_path, undecided
 
-    site = options.make_site(args)
+    environment = options.make_environment(args)
     suite = options.selected_suite(args)
     open_searches = searches(suite, args.sampler, args.trials)
     if not open_searches:
@@ -84,7 +88,7 @@ def tune(args: Namespace) -> int:
                 bar.console.print(line, soft_wrap=True, markup=False)
 
         try:
-            run_studies(studies, site, tracker, path, args.workers, report, ended)
+            run_studies(studies, environment, tracker, path, args.workers, report, ended, args.executor)
         except StorageInternalError as error:
             reason = public(url, first_line(error))
             raise UserError(f"Optuna's database {public(url)} stopped answering ({reason}); try again.") from error

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedprompt.core.errors import UserError
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     head_input,
     logits,
     loss_falls,
-    never_seen_client,
     padding_and_neighbours,
     stacking,
     trainable_tensors_move,
+    unseen_and_never_sampled,
 )
 from fedprompt.harness.conformance.lab import ConformanceError, Params, one_thread
 from fedprompt.harness.conformance.run import (
@@ -66,7 +67,14 @@ class PropertyResult:
     seconds: float
 
 
-HEAD_MATTERS = (names_and_shapes, isolation, evaluation_without_side_effects, payload, zero_epochs, never_seen_client)
+HEAD_MATTERS = (
+    names_and_shapes,
+    isolation,
+    evaluation_without_side_effects,
+    payload,
+    zero_epochs,
+    unseen_and_never_sampled,
+)
 
 
 def _property(check: Check) -> Property:
@@ -96,7 +104,7 @@ PROPERTIES = tuple(
         trainable_tensors_move,
         gradient_matches_the_loss,
         loss_falls,
-        never_seen_client,
+        unseen_and_never_sampled,
         head_input,
         class_list,
     )
@@ -117,11 +125,13 @@ def check_property(property_: Property, method: type[Method], params: Params = N
 def _failure(property_: Property, method: type[Method], params: Params) -> str:
     """Why the property does not hold, in one line; empty if it does."""
     try:
-        with one_thread():
+        with one_thread(), ctrl_c_apart():
             property_.check(method, params)
     except ConformanceError as error:
         return str(error)
-    except Exception as error:
+    except Interrupted:
+        raise
+    except BaseException as error:  # an exit too
         return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 
@@ -129,9 +139,10 @@ def _failure(property_: Property, method: type[Method], params: Params) -> str:
 def check_method(method: type[Method], params: Params = None) -> list[PropertyResult]:
     """All properties of ``method``, failed or not; parameters that are wrong in themselves raise a UserError."""
     try:
-        toy_federation(method, params)
-    except UserError:
+        with ctrl_c_apart():
+            toy_federation(method, params)
+    except (UserError, Interrupted):
         raise
-    except Exception:  # a constructor that fails is every property's failure, below
+    except BaseException:  # a constructor that fails is every property's failure, below
         pass
     return [check_property(property_, method, params) for property_ in PROPERTIES]

@@ -21,6 +21,8 @@ from fedprompt.harness.conformance.lab import (
     watch,
 )
 from fedprompt.harness.conformance.toy import CLASSES, toy_backbone_for, toy_federation
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring.evaluation import adapt, evaluate
@@ -44,11 +46,12 @@ def trainable_tensors_move(method: type[Method], params: Params) -> None:
     # Without weight decay only a gradient moves a tensor. Two rounds, because some parts wake up at the second visit.
     federation, state = after_rounds(method, params, 0, weight_decay=0.0)
     still = trained_names(federation.method)
-    sends = federation.method.payload() != (0, 0)
+    sent = traffic(federation.method)
+    sends = bool(sent.down.floats or sent.up.floats)
     require(bool(still) or not sends, "stages() trains nothing, but something is sent")
     for _ in range(2):
         _, theta = federation.theta(state, ALL)
-        stages = federation.method.stages(2)
+        stages = hooks.stages(federation.method, 2)
         after, _ = train(federation.method, theta, stages, federation.data, ALL, federation.protocol, (0, 1))
         still = {name for name in still if theta[name].numel() and torch.equal(theta[name], after[name])}
         federation.step(state)
@@ -65,7 +68,7 @@ def gradient_matches_the_loss(method: type[Method], params: Params) -> None:
     with double_precision():
         federation, state = after_rounds(method, params, 1)
         _, start = federation.theta(state, ALL)
-        stages = federation.method.stages(1)
+        stages = hooks.stages(federation.method, 1)
         # In the middle of a visit: where it begins, a penalty on the distance to the download is zero in any case.
         theta, _ = train(federation.method, start, stages, federation.data, ALL, federation.protocol, (0, 2))
 
@@ -76,7 +79,7 @@ def gradient_matches_the_loss(method: type[Method], params: Params) -> None:
         rng = torch.Generator().manual_seed(0)
         for stage in stages:
             for name in stage.rates:
-                if name in method.stop_gradients:
+                if name in hooks.stop_gradients(federation.method):
                     continue
                 along = torch.randn(theta[name].shape, generator=rng)
                 leaf = theta[name].clone().requires_grad_()
@@ -135,7 +138,7 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
     method, me = federation.method, clients.index(3)
     _, theta = federation.theta(state, clients)
     seen: State = {}
-    for stage in method.stages(1):
+    for stage in hooks.stages(method, 1):
         leaves = {name: theta[name].clone().requires_grad_() for name in stage.rates}
         loss = method.loss({**theta, **leaves}, first_rows(federation, clients, sizes, stage.name, theta))
         require(tuple(loss.shape) == (len(clients),), f"the loss is {tuple(loss.shape)}, not one per client")
@@ -151,26 +154,27 @@ def _seen(federation: Federation, state: FederationState, clients: Sequence[int]
     return seen
 
 
-def never_seen_client(method: type[Method], params: Params) -> None:
+def unseen_and_never_sampled(method: type[Method], params: Params) -> None:
     """a client that never took part predicts and adapts a copy; only what its stages name moves"""
     federation, state = after_rounds(method, params, 0, weight_decay=0.0)
     federation.step(state, ALL[:-1])
     before, new = cloned(flat(state)), ALL[-1:]
     closing: set[str] = set()  # what the end of a stage sets, which a method says openly
     watch(federation.method, "end_stage", lambda _, result: closing.update(result))
-    for newcomers in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
-        _, theta = federation.theta(state, new, newcomers)
-        check_logits(federation, theta, new, "never-seen client")
-        adapted = adapt(federation, state, new, 2, newcomers)
+    for unseen in (False, True):  # not selected so far, and kept out of all rounds: these may hold more
+        _, theta = federation.theta(state, new, unseen)
+        check_logits(federation, theta, new, "unseen or never-sampled client")
+        adapted = adapt(federation, state, new, 2, unseen)
         moved = {name for name in theta if not torch.equal(theta[name], adapted[name])}
-        stages = [*(federation.method.newcomer_stages(2) if newcomers else ()), federation.method.adaptation(2)]
+        first = hooks.unseen_stages(federation.method, 2) if unseen else ()
+        stages = [*first, hooks.adaptation(federation.method, 2)]
         named = {name for stage in stages for name in stage.rates} & theta.keys()
         odd = sorted(moved - named - closing)
         require(not odd, f"{', '.join(odd)} moves, which no stage of adaptation names")
         require(named <= moved, f"{', '.join(sorted(named - moved))} is named by a stage but stays as it was")
-        check_logits(federation, adapted, new, "never-seen client after adaptation")
+        check_logits(federation, adapted, new, "unseen or never-sampled client after adaptation")
     evaluate(federation, state, clients=new)
-    same_bits(before, flat(state), "after a never-seen client adapted")
+    same_bits(before, flat(state), "after an unseen or never-sampled client adapted")
 
 
 def head_input(method: type[Method], params: Params) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import SplitName
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.methods import Batch, Method, State
@@ -19,7 +20,7 @@ Params = Mapping[str, Any] | None
 ALL = tuple(range(len(TRAIN_SIZES)))  # every client of the toy
 HOOKS_WITH_STATES = (
     *("begin_visit", "loss", "observe", "project_step", "end_visit", "diagnostics", "begin_evaluation", "predict"),
-    *("download", "newcomer", "upload", "aggregate", "server_gradients"),
+    *("download", "unseen_download", "upload", "aggregate", "server_gradients"),
 )
 
 
@@ -91,8 +92,10 @@ def after_rounds(
 
 
 def watch(method: Method, hook: str, see: Callable[[tuple[Any, ...], Any], None]) -> None:
-    """Call ``see`` with the arguments and the result of every later call of a hook of this instance."""
-    original = getattr(method, hook)
+    """Call ``see`` with the arguments and the result of every later call of a hook of this instance, if it has it."""
+    original = getattr(method, hook, None)
+    if original is None:  # of a mixin that the method does not derive from
+        return
 
     def watched(*args: Any) -> Any:
         result = original(*args)
@@ -103,7 +106,7 @@ def watch(method: Method, hook: str, see: Callable[[tuple[Any, ...], Any], None]
 
 
 def trained_names(method: Method) -> set[str]:
-    return {name for stage in method.stages(1) for name in stage.rates}
+    return {name for stage in hooks.stages(method, 1) for name in stage.rates}
 
 
 def first_rows(federation: Federation, clients: Sequence[int], sizes: Sequence[int], stage: str, theta: State) -> Batch:
@@ -117,9 +120,9 @@ def first_rows(federation: Federation, clients: Sequence[int], sizes: Sequence[i
         torch.arange(min(size, federation.data.size(c, split))) for c, size in zip(clients, sizes, strict=True)
     ]
     if stage == "evaluate":
-        start = federation.method.begin_evaluation(theta, federation.data.ordered(clients, "train", 8))
+        start = hooks.begin_evaluation(federation.method, theta, federation.data.ordered(clients, "train", 8))
     else:
-        start = {**theta, **federation.method.begin_visit(theta, 2)}
+        start = {**theta, **hooks.begin_visit(federation.method, theta, 2)}
     return dataclasses.replace(federation.data.batch(clients, split, positions, rngs, stage), start=start)
 
 

@@ -48,7 +48,7 @@ def arguments_untouched(method: type[Method], params: Params) -> None:
     """no hook changes the states it is given in place"""
     federation, state = after_rounds(method, params, 0)
     for hook in HOOKS_WITH_STATES:
-        if hasattr(federation.method, hook):  # some are of mixins
+        if hasattr(federation.method, hook):  # many are of mixins
             _guard(federation.method, hook)
     for _ in range(2):
         federation.step(state)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from fedprompt.harness.conformance.lab import (
     watch,
 )
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.methods import Method, State
 
@@ -32,13 +35,13 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
     federation, state = after_rounds(method, params, 0)
     server, personal = cloned(state.server), cloned(federation.personal(state, 0))
     received, theta = federation.theta(state, ALL)
-    _, newcomer = federation.theta(state, ALL, newcomers=True)  # adapts too, and may hold more
-    visits = [(stage, theta) for stage in (*federation.method.stages(1), federation.method.adaptation(1))]
-    for stage, held in (*visits, *((stage, newcomer) for stage in federation.method.newcomer_stages(1))):
+    _, unseen = federation.theta(state, ALL, unseen=True)  # adapts too, and may hold more
+    visits = [(stage, theta) for stage in (*hooks.stages(federation.method, 1), hooks.adaptation(federation.method, 1))]
+    for stage, held in (*visits, *((stage, unseen) for stage in hooks.unseen_stages(federation.method, 1))):
         missing = sorted(stage.rates.keys() - held.keys())
         have = ", ".join(sorted(held))
         require(not missing, f"stage {stage.name!r} trains {', '.join(missing)}, but a client holds {have}")
-    closing = federation.method.end_visit(theta, federation.data.ordered(ALL, "train", 8))
+    closing = hooks.end_visit(federation.method, theta, federation.data.ordered(ALL, "train", 8))
     sent = federation.method.upload({**theta, **closing}, received)
     for what, payload in (("download", received), ("upload", sent)):
         for name, tensor in payload.items():
@@ -52,19 +55,32 @@ def names_and_shapes(method: type[Method], params: Params) -> None:
 
 
 def payload(method: type[Method], params: Params) -> None:
-    """measured floats equal payload(), at first first_payload(); nothing personal is uploaded, under whatever name"""
+    """what travels is what shapes alone say, and all that does is counted; nothing personal is uploaded"""
     federation, state = after_rounds(method, params, 0)
     visits: list[tuple[State, State, State]] = []
     watch(federation.method, "upload", lambda args, sent: visits.append((*args, sent)))
-    for _ in range(2):
+    derived = traffic(federation.method)
+    for _ in range(3):
         log = federation.step(state)
-        measured = (log.floats_down / len(ALL), log.floats_up / len(ALL))
-        declared = federation.method.first_payload() if log.round == 1 else federation.method.payload()
-        require(
-            measured == declared,
-            f"round {log.round}: a client downloads {measured[0]:g} and uploads {measured[1]:g} floats, "
-            f"payload() says {declared[0]} and {declared[1]}",
-        )
+        down = derived.first_down if log.round == 1 else derived.down
+        for what, expected, *measured in (
+            ("downloads", down, log.floats_down, log.bytes_down),
+            ("uploads", derived.up, log.floats_up, log.bytes_up),
+        ):
+            floats, size = (number / len(ALL) for number in measured)
+            require(
+                (floats, size) == expected,
+                f"round {log.round}: a client {what} {floats:g} floats in {size:g} bytes, but its shapes say "
+                f"{expected.floats} in {expected.bytes}: what is sent depends on values or on the round",
+            )
+    for (_, _, before), (_, received, _) in pairwise(visits):
+        for position in range(len(ALL)):
+            counted = hooks.sent_tensors(federation.method, received, position)
+            known = [*(stack[position] for stack in before.values()), *counted.values()]
+            for name in received.keys() - counted.keys():
+                tensor = received[name][position]
+                held = not tensor.is_floating_point() or any(torch.equal(tensor, other) for other in known)
+                require(held, f"download {name} is not counted, yet the client has no copy of it")
     personal_names = set(federation.personal(state, 0)) | set(federation.method.init_personal(torch.Generator(), 0))
     for theta, received, sent in visits:
         leaked = sorted(personal_names & (sent.keys() | received.keys()))

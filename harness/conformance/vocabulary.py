@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.lab import ALL, Params, after_rounds, close, double_precision, first_rows, require
 from fedprompt.harness.conformance.toy import CLASS_NAMES
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.methods import Method, State
 
@@ -15,7 +16,7 @@ DOUBLE = 1e-9  # in float64, as for the other comparisons
 
 def class_list(method: type[Method], params: Params) -> None:
     """with open_vocabulary, the same state scores any list of classes: their order moves scores, nothing else does"""
-    if not method.open_vocabulary:
+    if not hooks.is_open_vocabulary(method):
         return
     with double_precision():
         federation, state = after_rounds(method, params, 1)
@@ -39,7 +40,7 @@ def _asked(method: Method, names: tuple[str, ...]) -> Method:
 def _scores(federation: Federation, state: FederationState, method: Method) -> Tensor:
     _, theta = federation.theta(state, ALL)
     batch = first_rows(federation, ALL, [4] * len(ALL), "evaluate", theta)
-    constants = method.begin_evaluation(theta, federation.data.ordered(ALL, "train", 8))
+    constants = hooks.begin_evaluation(method, theta, federation.data.ordered(ALL, "train", 8))
     return method.predict(theta, replace(batch, start=constants))
 
 

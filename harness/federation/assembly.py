@@ -12,6 +12,7 @@ from fedprompt.backbones.features import frozen_features
 from fedprompt.backbones.layer_inputs import LayerInputs
 from fedprompt.core.fields import build
 from fedprompt.datasets import Dataset, Partition
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
@@ -44,9 +45,9 @@ def make_federation(
     built: Any = build(method.Params, params, f"parameters of {method.name}")
     frozen, inputs = None, None
     if "features" in method.needs:
-        depth = method.feature_depth(built)
+        depth = hooks.feature_depth(method, built)
         frozen = features(depth) if features else frozen_features(backbone, dataset, depth)
-    if "layer inputs" in method.needs and (depth := method.input_depth(built)) != 0:
+    if (depth := hooks.input_depth(method, built)) != 0:
         inputs = layer_inputs(depth) if layer_inputs else LayerInputs(backbone, dataset.images, depth)
     data = ClientData(dataset, partition, method.needs, frozen, device, inputs, image_memory)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
@@ -62,5 +63,5 @@ def make_federation(
         task = Task(dataset.class_names[labels], counts, protocol.head, examples, protocol.head_input)
         return method(built, backbone, task)
 
-    novel = about("novel") if method.open_vocabulary and "novel" in partition.shared else None
+    novel = about("novel") if hooks.is_open_vocabulary(method) and "novel" in partition.shared else None
     return Federation(about("train"), data, protocol, seed, members, novel)

@@ -31,6 +31,11 @@ def is_finetuned(policy: str) -> bool:
     return policy.endswith(FINETUNED)
 
 
+def metric_suffix(policy: str) -> str:
+    """What the names of a cell's metrics end in for this reading."""
+    return "_ft" if is_finetuned(policy) else ""
+
+
 def applicable(paper_policy: str) -> tuple[str, ...]:
     """The policies that a method can have, by that of its paper: a method has a head or has none."""
     headless = head_owner(paper_policy) == "none"

@@ -22,7 +22,7 @@ def require_precision(name: str, device: torch.device | str) -> None:
 
 
 @contextmanager
-def passes_in(name: str, device: torch.device | str) -> Iterator[None]:
+def autocast_as(name: str, device: torch.device | str) -> Iterator[None]:
     """Forward and backward passes in the block use the format ``name``; what was set before comes back after it."""
     if torch.device(device).type == "cpu":
         yield

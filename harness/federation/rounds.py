@@ -5,26 +5,27 @@ The loop is the same for every method and is never overridden. What must survive
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import torch_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.optimiser import learn
-from fedprompt.harness.federation.precision import passes_in, require_precision
+from fedprompt.harness.federation.payload import Payload, payload_of
+from fedprompt.harness.federation.precision import autocast_as, require_precision
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
     Round,
-    auto_stack,
     in_stacks,
     schedule,
     select,
     shared_splits,
 )
+from fedprompt.harness.federation.stacking import auto_stack
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.methods import LearningServer, Method, State
 
@@ -62,11 +63,6 @@ class RoundLog:
     bytes_down: int
     bytes_up: int
     diagnostics: dict[str, float] = field(default_factory=dict)  # the method's own numbers, means over the cohort
-
-
-class Payload(NamedTuple):
-    floats: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -120,10 +116,10 @@ class Federation:
         fresh = self.method.init_personal(torch_rng(self.seed, "init", "personal"), client)
         return {name: tensor.to(self.data.device) for name, tensor in fresh.items()}
 
-    def theta(self, state: FederationState, clients: Sequence[int], newcomers: bool = False) -> tuple[State, State]:
+    def theta(self, state: FederationState, clients: Sequence[int], unseen: bool = False) -> tuple[State, State]:
         """(what the server sends, everything the clients hold), both stacked and copied."""
-        send = self.method.newcomer if newcomers else self.method.download
-        received = {k: v.clone() for k, v in send(state.server, clients).items()}
+        send = hooks.unseen_download if unseen else hooks.download
+        received = {k: v.clone() for k, v in send(self.method, state.server, clients).items()}
         personal = stack_states([self.personal(state, client) for client in clients])
         return received, {**received, **personal}
 
@@ -134,7 +130,7 @@ class Federation:
         visits: dict[int, Visit] = {}
         for clients in in_stacks(selected, self.stack):
             received, theta = self.theta(state, clients)
-            with passes_in(self.protocol.precision, self.data.device):
+            with autocast_as(self.protocol.precision, self.data.device):
                 trained, numbers = self._train(theta, clients, round_)
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)
@@ -147,12 +143,13 @@ class Federation:
 
     def _train(self, theta: State, clients: Sequence[int], round_: int) -> tuple[State, State]:
         """What ``clients`` hold after local training, statistics for the server included, and numbers to log."""
-        stages = self.method.stages(self.protocol.epochs)
+        stages = hooks.stages(self.method, self.protocol.epochs)
         factor = self.protocol.rate_factor(round_)
         key = self.seed, round_
         trained, loss = train(self.method, theta, stages, self.data, clients, self.protocol, key, factor=factor)
         require_finite({**trained, "loss": loss}, clients, round_)
-        trained |= self.method.end_visit(trained, self.data.ordered(clients, "train", self.protocol.batch_size))
+        batches = self.data.ordered(clients, "train", self.protocol.batch_size)
+        trained |= hooks.end_visit(self.method, trained, batches)
         return trained, {**self.diagnostics(trained, clients, round_), "loss": loss}
 
     def _visits(
@@ -167,7 +164,7 @@ class Federation:
                 unstack_state(uploads, position),
                 unstack_state(personal, position),
                 unstack_state(local, position),
-                payload_of(self.method.travelled(received, position)),
+                payload_of(hooks.sent_tensors(self.method, received, position)),
                 {name: float(per_client[position]) for name, per_client in values.items()},
             )
             for position, client in enumerate(clients)
@@ -199,7 +196,7 @@ class Federation:
         """The method's own numbers on each client's first training images; consumes nothing of training."""
         rngs = [torch_rng(self.seed, "evaluation", "diagnostics", round_, client) for client in clients]
         first = [torch.arange(min(self.data.size(client), DIAGNOSED)) for client in clients]
-        return self.method.diagnostics(theta, self.data.batch(clients, "train", first, rngs, "diagnose"))
+        return hooks.diagnostics(self.method, theta, self.data.batch(clients, "train", first, rngs, "diagnose"))
 
     def weights(self, clients: Sequence[int]) -> Tensor:
         """The clients' shares in the server's mean."""
@@ -219,11 +216,6 @@ def require_finite(stacked: State, clients: Sequence[int], round_: int, what: st
 def failure_state(reason: str) -> str:
     """What a cell that stopped for ``reason`` is called: `diverged` if its numbers are the reason, else `failed`."""
     return "diverged" if reason.startswith(DIVERGED) else "failed"
-
-
-def payload_of(state: State) -> Payload:
-    tensors = state.values()
-    return Payload(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
 
 
 def _log(round_: int, visits: Mapping[int, Visit]) -> RoundLog:

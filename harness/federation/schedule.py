@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedprompt.core.rng import numpy_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import SHARED_SPLITS, SplitName
 from fedprompt.harness.federation.policy import is_finetuned, readings
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.methods import Method, Stage
 
 Clients = tuple[int, ...]
-STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed, so that a cell is the same everywhere
 
 
 class AdaptationEpochs(NamedTuple):
     """How long a client trains a copy of its head before it is evaluated; 0 for most."""
 
     participant: int  # has taken part in a round
-    stranger: int  # has not, so far
-    newcomer: int  # is kept out of all rounds
+    never_sampled: int  # has not, so far
+    unseen: int  # is kept out of all rounds
 
 
 class Group(NamedTuple):
@@ -41,7 +41,7 @@ class Evaluation:
     stacks: tuple[tuple[Group, ...], ...]
     sweep: bool = False  # also count the predictions of other numbers of draws
     shared: tuple[SplitName, ...] = ()  # test sets that they are evaluated on as well, in the same state
-    newcomers: bool = False  # clients kept out of all rounds, which begin with what `Method.newcomer` sends
+    unseen: bool = False  # clients kept out of all rounds, which begin with what `UnseenClients.unseen_download` sends
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def schedule(
             also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
             evaluations += evaluations_now(protocol, number, members, participants, stack, shared=also)
         if unseen and number == protocol.rounds:
-            evaluations += newcomer_evaluations(protocol, unseen, stack)
+            evaluations += unseen_evaluations(protocol, unseen, stack)
         yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
 
 
@@ -88,7 +88,7 @@ def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -
 
 def shared_splits(names: Collection[str], method: Method) -> tuple[SplitName, ...]:
     """The shared test sets among ``names`` that ``method`` can be evaluated on."""
-    able = (split for split in SHARED_SPLITS if split != "novel" or method.open_vocabulary)
+    able = (split for split in SHARED_SPLITS if split != "novel" or hooks.is_open_vocabulary(type(method)))
     return tuple(split for split in able if split in names)
 
 
@@ -123,21 +123,21 @@ def _groups(
     for stacked in in_stacks(clients, stack):
         by_epochs: dict[int, list[int]] = {}
         for client in stacked:
-            epochs = adaptation.participant if client in participants else adaptation.stranger
+            epochs = adaptation.participant if client in participants else adaptation.never_sampled
             by_epochs.setdefault(epochs, []).append(client)
         stacks.append(tuple(Group(tuple(group), epochs) for epochs, group in by_epochs.items()))
     return tuple(stacks)
 
 
-def newcomer_evaluations(
+def unseen_evaluations(
     protocol: Protocol, clients: Sequence[int], stack: int, split: SplitName | None = None
 ) -> list[Evaluation]:
     """Every reading of clients that were kept out of all rounds."""
     evaluations = []
     for policy in readings(protocol):
-        epochs = adaptation_epochs(protocol, policy).newcomer
+        epochs = adaptation_epochs(protocol, policy).unseen
         stacks = tuple((Group(stacked, epochs),) for stacked in in_stacks(clients, stack))
-        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, newcomers=True))
+        evaluations.append(Evaluation(policy, split or protocol.evaluated_split, stacks, unseen=True))
     return evaluations
 
 
@@ -153,13 +153,3 @@ def adaptation_epochs(protocol: Protocol, policy: str) -> AdaptationEpochs:
 def held_stages(stages: Sequence[Stage], held: Collection[str]) -> list[Stage]:
     """``stages`` without the tensors that a client does not hold."""
     return [replace(stage, rates={k: lr for k, lr in stage.rates.items() if k in held}) for stage in stages]
-
-
-def auto_stack(method: Method, batch_size: int) -> int:
-    """As many clients as keep a step's activations within STEP_MEMORY, by a rule of the shapes alone."""
-    backbone = method.backbone
-    if "images" not in method.needs:
-        per_image = backbone.width * 64
-    else:  # about 16 floats per token and channel are kept for the backward pass of one block, prompts included
-        per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4
-    return max(1, STEP_MEMORY // (batch_size * per_image + 4 * method.step_floats()))

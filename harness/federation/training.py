@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.rng import Purpose, torch_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.optimiser import OPTIMISERS, clipped
 from fedprompt.harness.federation.protocol import Protocol
@@ -45,13 +46,13 @@ def train(
     seed, round_ = key
     orders = [torch_rng(seed, purpose, round_, client) for client in clients]
     rngs = [torch_rng(seed, "noise", purpose, round_, client) for client in clients]
-    constants = method.begin_visit(theta, round_) if constants is None else constants
+    constants = hooks.begin_visit(method, theta, round_) if constants is None else constants
     start, theta = {**theta, **constants}, dict(theta)
     losses, steps = torch.zeros(2, len(clients), device=data.device)
-    limit = min(filter(None, (protocol.clip, method.clip_norm())), default=None)
+    limit = min(filter(None, (protocol.clip, hooks.clip_norm(method))), default=None)
 
     def project(name: str, step: Tensor) -> Tensor:
-        return method.project_step(name, step, start)
+        return hooks.project_step(method, name, step, start)
 
     for stage in stages:
         optimiser = OPTIMISERS[protocol.optimiser](protocol.momentum, protocol.weight_decay, protocol.decay_biases)
@@ -67,12 +68,12 @@ def train(
                         f"({len(clients)},); return the mean over each client's own images (docs/add-a-method.md)."
                     )
                 gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-                theta |= method.observe(theta, batch)  # before anything moves
+                theta |= hooks.observe(method, theta, batch)  # before anything moves
                 active = batch.mask.any(1)
                 grads = clipped(dict(zip(leaves, gradients, strict=True)), limit)
                 values = {name: leaf.detach() for name, leaf in leaves.items()}
                 theta |= optimiser.update(values, grads, rates, active, project)
                 losses += torch.where(active, loss.detach(), 0)
                 steps += active
-        theta |= method.end_stage(stage, theta)
+        theta |= hooks.end_stage(method, stage, theta)
     return theta, losses / steps.clamp(min=1)

@@ -89,4 +89,4 @@ def _reading(evaluation: Evaluation) -> Reading:
 
 def _repeats(evaluation: Evaluation, group: Group) -> bool:
     """Whether the same state gives the same counts: what is trained for an evaluation has a new order every round."""
-    return not group.epochs and not evaluation.newcomers
+    return not group.epochs and not evaluation.unseen

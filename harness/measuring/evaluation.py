@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fedprompt.core.rng import torch_rng
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData, SplitName
 from fedprompt.harness.federation.policy import is_finetuned
-from fedprompt.harness.federation.precision import passes_in
+from fedprompt.harness.federation.precision import autocast_as
 from fedprompt.harness.federation.rounds import Federation, FederationState, require_finite
 from fedprompt.harness.federation.schedule import (
     Clients,
@@ -21,11 +22,11 @@ from fedprompt.harness.federation.schedule import (
     Group,
     evaluations_now,
     held_stages,
-    newcomer_evaluations,
+    unseen_evaluations,
 )
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.harness.measuring.counts import Counts, same_values
-from fedprompt.methods import State
+from fedprompt.methods import HeadedMethod, State
 
 LOCAL = "local"
 Known = defaultdict[int, dict[str, Tensor]]  # by batch
@@ -65,7 +66,7 @@ class Common:
         return reading[1]
 
 
-def carry_out(
+def evaluate_due(
     federation: Federation, state: FederationState, evaluations: Sequence[Evaluation], counts: Counts | None = None
 ) -> list[Record]:
     """Count correct predictions in the current state, of one stack of clients after the other, in every reading of it.
@@ -95,7 +96,7 @@ def _count_stack(
         counted += [Record(state.round, *record[1:]) for record in known]
         if changed.clients:
             in_order &= not known
-            with passes_in(federation.protocol.precision, federation.data.device):
+            with autocast_as(federation.protocol.precision, federation.data.device):
                 counted += _evaluate(federation, state, evaluation, changed, counts, common)
     return counted if in_order else sorted(counted, key=_order)
 
@@ -114,15 +115,15 @@ def evaluate(
     protocol, selected = federation.protocol, federation.members if clients is None else clients
     shared = federation.shared_splits if split == "test" else ()
     evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split, shared)
-    return carry_out(federation, state, evaluations)
+    return evaluate_due(federation, state, evaluations)
 
 
 def evaluate_unseen(
     federation: Federation, state: FederationState, clients: Sequence[int], split: SplitName = "test"
 ) -> list[Record]:
     """Clients kept out of training: each adapts to the server's current state, then every reading is counted."""
-    evaluations = newcomer_evaluations(federation.protocol, clients, federation.stack, split)
-    return carry_out(federation, state, evaluations)
+    evaluations = unseen_evaluations(federation.protocol, clients, federation.stack, split)
+    return evaluate_due(federation, state, evaluations)
 
 
 def _evaluate(
@@ -133,9 +134,9 @@ def _evaluate(
     counts: Counts | None,
     common: Common | None,
 ) -> list[Record]:
-    newcomers = evaluation.newcomers
-    if group.epochs or newcomers:
-        theta = adapt(federation, state, group.clients, group.epochs, newcomers, is_finetuned(evaluation.policy))
+    unseen = evaluation.unseen
+    if group.epochs or unseen:
+        theta = adapt(federation, state, group.clients, group.epochs, unseen, is_finetuned(evaluation.policy))
     else:
         theta = _held(federation, state, group.clients)
     records: list[Record] = []
@@ -144,7 +145,7 @@ def _evaluate(
         sweep = evaluation.sweep and split == evaluation.split
         rngs, fresh = _generators(federation, state, group.clients), _generators(federation, state, group.clients)
         counted = count_correct(federation, state, theta, group.clients, split, sweep, rngs, common)
-        records += [record._replace(unseen=newcomers, policy=evaluation.policy) for record in counted]
+        records += [record._replace(unseen=unseen, policy=evaluation.policy) for record in counted]
         drawn |= any(not torch.equal(a.get_state(), b.get_state()) for a, b in zip(rngs, fresh, strict=True))
     if counts is not None and not drawn:
         counts.keep(state, evaluation, group, records)
@@ -161,37 +162,37 @@ def adapt(
     state: FederationState,
     clients: Sequence[int],
     epochs: int,
-    newcomers: bool = False,
+    unseen: bool = False,
     shared: bool = True,
 ) -> State:
     """Stacked copies of what ``clients`` hold after ``epochs`` of adaptation; the federation does not notice.
 
-    ``newcomers`` first go through the stages that the method has for them, whatever the policy of the head. Without
-    ``shared``, what the server sent stays as it is and only what is the client's own adapts.
+    ``unseen`` clients first go through the stages that the method has for them, whatever the policy of the head.
+    Without ``shared``, what the server sent stays as it is and only what is the client's own adapts.
     """
     method, data, protocol = federation.method, federation.data, federation.protocol
     visit = partial(train, data=data, clients=clients, protocol=protocol, key=(federation.seed, state.round))
-    received, theta = federation.theta(state, clients, newcomers)
-    sent = method.travelled(received, 0)
-    theta = theta if newcomers else _held(federation, state, clients)
-    if newcomers:
-        stages = held_stages(method.newcomer_stages(protocol.epochs), theta)
+    received, theta = federation.theta(state, clients, unseen)
+    sent = hooks.sent_tensors(method, received, 0)
+    theta = theta if unseen else _held(federation, state, clients)
+    if unseen:
+        stages = held_stages(hooks.unseen_stages(method, protocol.epochs), theta)
         theta, _ = visit(method, theta, stages, purpose="evaluation")
     adapting = theta.keys() if shared else theta.keys() - sent.keys()
-    stages = held_stages([method.adaptation(epochs)], adapting)
-    once = method.fixed_inputs and epochs and stages[0].rates
-    inputs = _head_inputs(federation, theta, clients) if once else None
+    stages = held_stages([hooks.adaptation(method, epochs)], adapting)
+    headed = hooks.fixed_inputs(method)
+    inputs = _head_inputs(headed, federation, theta, clients) if headed and epochs and stages[0].rates else None
     adapted, loss = visit(method, theta, stages, purpose="evaluation", head_inputs=inputs)
     require_finite({**adapted, "loss": loss}, clients, state.round, "loss or tensors adapted for the evaluation")
     return adapted
 
 
 @torch.no_grad()
-def _head_inputs(federation: Federation, theta: State, clients: Sequence[int]) -> list[Tensor]:
+def _head_inputs(method: HeadedMethod, federation: Federation, theta: State, clients: Sequence[int]) -> list[Tensor]:
     """Each client's training images as its head sees them, (n, d)."""
     per_batch = []
     for batch in federation.data.ordered(clients, "train", federation.protocol.batch_size):  # without random numbers
-        inputs = federation.method.head_inputs(theta, replace(batch, stage="adapt"))
+        inputs = method.head_inputs(theta, replace(batch, stage="adapt"))
         per_batch.append([rows[:size] for rows, size in zip(inputs, batch.sizes, strict=True)])
     return [torch.cat(parts) for parts in zip(*per_batch, strict=True)]
 
@@ -219,13 +220,13 @@ def count_correct(
     method = federation.novel if federation.novel and split == "novel" else federation.method
     rngs = _generators(federation, state, clients) if rngs is None else rngs
     hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
-    constants = method.begin_evaluation(theta, data.ordered(clients, "train", protocol.batch_size))
+    constants = hooks.begin_evaluation(method, theta, data.ordered(clients, "train", protocol.batch_size))
     is_masked = protocol.mask_local_classes and not is_shared
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if is_masked else None
     known = common.known(tuple(clients), split, {**theta, **constants}) if common else None
     for number, plain in enumerate(data.ordered(clients, split, protocol.batch_size, rngs)):
         batch = replace(plain, start=constants, known=None if known is None else known[number])
-        predictions = method.predictions(theta, batch) if sweep else {0: method.predict(theta, batch)}
+        predictions = hooks.predictions(method, theta, batch) if sweep else {0: method.predict(theta, batch)}
         for samples, scores in predictions.items():
             scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class
             require_finite({"scores": scored}, clients, state.round, "predictions")

@@ -9,7 +9,7 @@ from statistics import harmonic_mean
 
 import pandas as pd
 
-from fedprompt.harness.federation.policy import FINETUNED
+from fedprompt.harness.federation.policy import FINETUNED, metric_suffix
 from fedprompt.harness.federation.protocol import reported_rounds
 from fedprompt.harness.measuring.convergence import still_moving
 from fedprompt.harness.measuring.evaluation import LOCAL, Record
@@ -72,7 +72,8 @@ def summarise(records: pd.DataFrame, rounds: int, last: int, never_sampled: str)
     summary = _summarise(trained_reading(records), rounds, last, never_sampled)
     finetuned = finetuned_reading(records)
     if len(finetuned):
-        summary |= {f"{key}_ft": value for key, value in _summarise(finetuned, rounds, last, never_sampled).items()}
+        suffix = metric_suffix(str(finetuned["policy"].iloc[0]))
+        summary |= {key + suffix: value for key, value in _summarise(finetuned, rounds, last, never_sampled).items()}
     return summary
 
 

@@ -8,8 +8,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +19,16 @@ from typing import Any
 import torch
 
 from fedprompt.backbones.weights import BackboneSpec
+from fedprompt.core.errors import UserError
 from fedprompt.core.fields import is_rate
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
 from fedprompt.core.progress import track
 from fedprompt.harness.planning.cost import Classes, Cost, cost, meta_method, passes, shape_backbone, shape_federation
 from fedprompt.harness.recording.tracker import Tracker, default_uri
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.processes import worker_context
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import Method, load_plugin, registry
 
 BUDGET = 20.0  # seconds of all timing together; what would take longer is timed with fewer images
@@ -87,21 +90,23 @@ class Overhead:
     round: float = 0.0
 
 
-def prices(jobs: Sequence[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
+def prices(jobs: Sequence[Job], environment: RunEnvironment, workers: int, timed: bool) -> tuple[list[Price], float]:
     """Count every job and, if wanted, time it; also the seconds that the workers took to start."""
     costs = [count_passes(job) for job in track(jobs, "counting FLOPs")]
     if not timed:
         return [Price(counted) for counted in costs], 0.0
     if workers == 1:
-        return _timed(map, jobs, costs, site, workers), 0.0
-    with ProcessPoolExecutor(workers, worker_context(), _plugins, (site.plugins,)) as pool:
+        return _timed(map, jobs, costs, environment, workers), 0.0
+    with ProcessPoolExecutor(workers, worker_context(), _plugins, (environment.plugins,)) as pool:
         begun = time.perf_counter()
         list(pool.map(time.sleep, [0.1] * workers))
         started = time.perf_counter() - begun
-        return _timed(pool.map, jobs, costs, site, workers), started
+        return _timed(pool.map, jobs, costs, environment, workers), started
 
 
-def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, workers: int) -> list[Price]:
+def _timed(
+    run: Any, jobs: Sequence[Job], costs: Sequence[Cost], environment: RunEnvironment, workers: int
+) -> list[Price]:
     """Jobs of one family are timed as one; their seconds per image follow the FLOPs."""
     families: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
@@ -110,7 +115,12 @@ def _timed(run: Any, jobs: Sequence[Job], costs: Sequence[Cost], site: Site, wor
     needs = [sum(costs[index].flops.values()) * math.prod(jobs[index].step) / costs[index].images for index in dearest]
     # Half of the time is shared equally, for small passes are slow beyond their FLOPs.
     shares = [BUDGET * workers * (1 / len(dearest) + need / sum(needs)) / 2 for need in needs]
-    arguments = [jobs[index] for index in dearest], [costs[index] for index in dearest], [site] * len(dearest), shares
+    arguments = (
+        [jobs[index] for index in dearest],
+        [costs[index] for index in dearest],
+        [environment] * len(dearest),
+        shares,
+    )
     timings = track(run(time_passes, *arguments), "timing", total=len(dearest))
     job_prices: dict[int, Price] = {}
     for members, index, lines in zip(families.values(), dearest, timings, strict=True):
@@ -137,24 +147,43 @@ def count_passes(job: Job) -> Cost:
     key = (registry().get(job.method), job.family, job.classes, job.num_clients)
     known = _COUNTED.get(key)
     if known is None or not known.flops.keys() >= job.images.keys():
-        _COUNTED[key] = known = _count_passes(job)
+        with _named(job):
+            _COUNTED[key] = known = _count_passes(job)
     return known
+
+
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """A method that tries to end the process is named, and ends only what asked for its cost."""
+    try:
+        with ctrl_c_apart():
+            yield
+    except Interrupted:
+        raise
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        reason = f"method {job.method!r} tried to end the process while its costs were measured"
+        raise UserError(f"{reason}: {one_line(error)}") from error
 
 
 def _count_passes(job: Job) -> Cost:
     return cost(job.build(), 1, job.batch_size, job.images, **job.recipe)
 
 
-def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, PassTime]:
+def time_passes(job: Job, counted: Cost, environment: RunEnvironment, share: float) -> dict[str, PassTime]:
     """Time the job's passes within about ``share`` seconds, the dearest kind first.
 
     Its size grows until the next would take too long, which shows how fast the machine is. Of every other kind the
     two largest sizes are timed that should fit; where none does, it costs its FLOPs at the best speed seen.
     """
-    torch.set_num_threads(site.threads)
+    with _named(job):
+        return _time_passes(job, counted, environment, share)
+
+
+def _time_passes(job: Job, counted: Cost, environment: RunEnvironment, share: float) -> dict[str, PassTime]:
+    torch.set_num_threads(environment.threads)
     clients, batch = job.step
     sizes = sorted({*((1, min(4**power, batch)) for power in range(6)), (1, batch), (clients, batch)})
-    method = job.build(site.device, clients)
+    method = job.build(environment.devices[0], clients)
     works = {k * b: _works(method, k, b, job.recipe) for k, b in sizes}
     flops = {kind: counted.flops[kind] / counted.images for kind in job.images}  # of an image
     begun, speed = time.perf_counter(), 0.0
@@ -167,7 +196,7 @@ def time_passes(job: Job, counted: Cost, site: Site, share: float) -> dict[str, 
             left = share - (time.perf_counter() - begun)
             if points and points[-1][1] / points[-1][0] * size > left:
                 break
-            points.append((size, _seconds(works[size][kind], left / 8, site.device)))
+            points.append((size, _seconds(works[size][kind], left / 8, environment.devices[0])))
             speed = max(speed, flops[kind] * size / points[-1][1])
         lines[kind] = line(points, flops[kind] / speed if speed else 0.0)
     return lines
@@ -191,15 +220,15 @@ def measure_overhead(dataset: str) -> Overhead:
     """Real cells that train nothing, run and recorded in a folder that is thrown away."""
     spec = BackboneSpec("micro-vit", "random", 32)
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(out=Path(folder))
-        tracker = Tracker(default_uri(site.out), site.out)
+        environment = RunEnvironment(out=Path(folder))
+        tracker = Tracker(default_uri(environment.out), environment.out)
 
         def run(rounds: int, seed: int) -> tuple[float, list[float]]:
             """Seconds of a cell, and those of each round after its first."""
             begun, ends = time.perf_counter(), list[float]()
             protocol = {"rounds": rounds, "epochs": 0, "last": 1, "eval_every": rounds}
             cell = make_cell("fedvpt", dataset, "disjoint:clients=1,shots=1,test_shots=1", spec, seed, {}, protocol)
-            tracker.finish(run_cell(cell, site, lambda _: ends.append(time.perf_counter())))
+            tracker.finish(run_cell(cell, environment, lambda _: ends.append(time.perf_counter())))
             return time.perf_counter() - begun, [after - before for before, after in pairwise(ends)]
 
         (first, _), (second, rounds) = run(1, 0), run(11, 1)

@@ -16,21 +16,22 @@ from torch import Tensor
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.weights import BackboneSpec, load_backbone
 from fedprompt.core.fields import build
-from fedprompt.harness.federation.clients import ClientData, SplitName
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.counting import counted, kept_for_backward
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.federation.protocol import Protocol
-from fedprompt.harness.federation.rounds import Federation, FederationState, payload_of
+from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import held_stages
+from fedprompt.harness.federation.shapes import ShapeData
 from fedprompt.harness.federation.training import train
-from fedprompt.harness.planning.counting import counted, kept_for_backward
-from fedprompt.methods import Batch, Method, Stage, State, Task, registry
+from fedprompt.methods import Batch, Method, Stage, Stages, State, Task, registry
 
 VIT_BASE = "vit_base_patch16_224"
 TRAIN = "train "  # how kinds of training steps begin; the stage follows
-NEWCOMER, END = "newcomer ", " end"  # likewise of clients kept out; END follows the stage where that is closed
+UNSEEN, END = "unseen ", " end"  # likewise of clients kept out; END follows the stage where that is closed
 BEGIN = "begin"  # the kind of pass that computes what is constant in a visit; it passes no images
 Classes = int | tuple[str, ...]  # how many, or their names where text is computed of them
-FLOAT = 4  # bytes
 ROUND = 2  # some methods do more from the second round on
 
 
@@ -58,43 +59,6 @@ class Cost:
         return sum(flops for kind, flops in self.flops.items() if kind.startswith(TRAIN))
 
 
-class ShapeData(ClientData):
-    """Clients with ``size`` images each, of which nothing exists but shapes, on any device, fake ones too."""
-
-    def __init__(self, method: Method, size: int) -> None:
-        self.method, self.device, self.num_clients = method, method.backbone.device, method.task.num_clients
-        self._size, self.shared = size, ()
-
-    def size(self, client: int, split: SplitName = "train") -> int:  # noqa: ARG002
-        return self._size
-
-    def batch(
-        self,
-        clients: Sequence[int],
-        split: SplitName,  # noqa: ARG002
-        positions: Sequence[Tensor],
-        rngs: Sequence[torch.Generator],
-        stage: str = "train",
-    ) -> Batch:
-        vit, needs = self.method.backbone, self.method.needs
-        sizes = tuple(len(places) for places in positions)
-        rows, side = (len(sizes), max(sizes)), vit.image_size
-        images = (sum(sizes), 3, side, side) if "images" in needs else (0,)
-        features = (*rows, vit.width) if "features" in needs else (0,)
-        depth = self.method.input_depth(self.method.params) if "layer inputs" in needs else 0
-        inputs = (0,) if depth == 0 else (sum(sizes), depth or vit.depth, vit.tokens, vit.width)
-        return Batch(
-            tuple(clients),
-            torch.zeros(rows, dtype=torch.int64, device=self.device),
-            sizes,
-            torch.zeros(images, dtype=torch.uint8, device=self.device),
-            torch.zeros(features, device=self.device),
-            tuple(rngs),
-            stage,
-            layer_inputs=torch.zeros(inputs, device=self.device),
-        )
-
-
 def meta_backbone(name: str = VIT_BASE, image_size: int = 224) -> FrozenViT:
     """The architecture without weights."""
     return load_backbone(BackboneSpec(name, "random", image_size), device="meta")
@@ -120,17 +84,20 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     `begin` opens a visit; `train STAGE` are its steps; `end` and `diagnose` close it; `evaluate` and `sweep` predict
     (with the method's own number of draws, with all of them); `adapt` are steps of clients that train their heads
-    alone, on `inputs` that may be computed once; `newcomer STAGE` are steps before that of clients kept out, and
-    `newcomer STAGE end` is what follows the last of them; `features` are frozen features or tokens, which are kept.
+    alone, on `inputs` that may be computed once; `unseen STAGE` are steps before that of clients kept out, and
+    `unseen STAGE end` is what follows the last of them; `features` are frozen features or tokens, which are kept.
     """
     method, data, members, protocol = federation.method, federation.data, federation.members, federation.protocol
     rngs = [torch.Generator() for _ in members]
     batch = next(data.ordered(members, "train", protocol.batch_size, rngs))
-    constants = method.begin_visit(theta, ROUND)
-    newcomer_stages = method.newcomer_stages(1)
-    newcomers = federation.theta(state, members, newcomers=True)[1] if newcomer_stages else {}
+    headed = hooks.fixed_inputs(method)
+    constants = hooks.begin_visit(method, theta, ROUND)
+    unseen_stages = hooks.unseen_stages(method, 1)
+    unseen = federation.theta(state, members, unseen=True)[1] if unseen_stages else {}
+    close = partial(hooks.end_stage, method)
     unclosed: Any = copy.copy(method)
-    unclosed.end_stage = lambda *_: {}
+    if isinstance(method, Stages):
+        unclosed.end_stage = lambda *_: {}
 
     def visit(
         held: State, stages: Sequence[Stage], inputs: Sequence[Tensor] | None = None, by: Method = method
@@ -143,15 +110,14 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
 
     def adapt() -> State:
         inputs = [torch.zeros(size, method.backbone.width, device=data.device) for size in batch.sizes]
-        once = inputs if method.fixed_inputs else None
-        stages = held_stages([method.adaptation(1)], theta)
-        return visit(theta, stages, once)
+        stages = held_stages([hooks.adaptation(method, 1)], theta)
+        return visit(theta, stages, inputs if headed else None)
 
-    def newcomer(stage: Stage) -> State:
-        return visit(newcomers, held_stages([stage], newcomers), by=unclosed)
+    def unseen_step(stage: Stage) -> State:
+        return visit(unseen, held_stages([stage], unseen), by=unclosed)
 
     def evaluated() -> Batch:
-        return replace(batch, start=method.begin_evaluation(theta, [batch]))
+        return replace(batch, start=hooks.begin_evaluation(method, theta, [batch]))
 
     def features() -> Tensor | None:
         if "features" not in method.needs and not batch.layer_inputs.numel():
@@ -160,19 +126,19 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         images = torch.zeros(shape, dtype=torch.uint8, device=data.device)
         if batch.layer_inputs.numel():
             return method.backbone.layer_inputs(images, batch.layer_inputs.shape[1])
-        return method.backbone.cls(images, stop=method.feature_depth(method.params))
+        return method.backbone.cls(images, stop=hooks.feature_depth(type(method), method.params))
 
     return {
-        BEGIN: lambda: method.begin_visit(theta, ROUND),
-        **{f"{TRAIN}{stage.name}": partial(step, stage) for stage in method.stages(2)},
-        "end": lambda: method.end_visit(theta, [batch]),
-        "diagnose": lambda: method.diagnostics(theta, replace(batch, stage="diagnose")),
+        BEGIN: lambda: hooks.begin_visit(method, theta, ROUND),
+        **{f"{TRAIN}{stage.name}": partial(step, stage) for stage in hooks.stages(method, 2)},
+        "end": lambda: hooks.end_visit(method, theta, [batch]),
+        "diagnose": lambda: hooks.diagnostics(method, theta, replace(batch, stage="diagnose")),
         "evaluate": torch.no_grad()(lambda: method.predict(theta, evaluated())),
-        "sweep": torch.no_grad()(lambda: method.predictions(theta, evaluated())),
+        "sweep": torch.no_grad()(lambda: hooks.predictions(method, theta, evaluated())),
         "adapt": adapt,
-        "inputs": torch.no_grad()(lambda: method.head_inputs(theta, batch) if method.fixed_inputs else None),
-        **{f"{NEWCOMER}{stage.name}": partial(newcomer, stage) for stage in newcomer_stages},
-        **{f"{NEWCOMER}{stage.name}{END}": partial(method.end_stage, stage, newcomers) for stage in newcomer_stages},
+        "inputs": torch.no_grad()(lambda: headed.head_inputs(theta, batch) if headed else None),
+        **{f"{UNSEEN}{stage.name}": partial(unseen_step, stage) for stage in unseen_stages},
+        **{f"{UNSEEN}{stage.name}{END}": partial(close, stage, unseen) for stage in unseen_stages},
         "features": torch.no_grad()(features),
     }
 
@@ -204,23 +170,29 @@ def _count(
 ) -> Cost:
     federation = shape_federation(method, clients, batch_size, **recipe)
     state = federation.start()
-    received, theta = federation.theta(state, federation.members)
-    flops, saved, trained = {}, [0], theta
+    _, theta = federation.theta(state, federation.members)
+    flops, saved = {}, [0]
     for kind, work in passes(federation, state, theta).items():
         visit = kind.startswith(TRAIN) or kind == "end"
         if kinds is None or visit or kind.removesuffix(END) in (BEGIN, *kinds):
             with counted() as counter, kept_for_backward(method.backbone, theta) as storage_bytes:
-                result = work()
+                work()
             flops[kind] = counter.flops
             if visit:
-                trained = {**trained, **result}
                 saved.append(sum(storage_bytes.values()))
-    sent = {name: tensor[0] for name, tensor in method.upload(trained, received).items()}
-    down, up = payload_of(method.travelled(received, 0)), payload_of(sent)
+    sent = traffic(method)
     begun = {kind: n // clients for kind, n in flops.items() if n and (kind == BEGIN or kind.endswith(END))}
-    first = down.bytes - FLOAT * (method.payload()[0] - method.first_payload()[0])
-    payload = (down.floats, up.floats, down.bytes, up.bytes)
-    return Cost(clients * batch_size, flops, max(saved), *payload, client_flops=begun, first_bytes_down=first)
+    return Cost(
+        images=clients * batch_size,
+        flops=flops,
+        saved_bytes=max(saved),
+        floats_down=sent.down.floats,
+        floats_up=sent.up.floats,
+        bytes_down=sent.down.bytes,
+        bytes_up=sent.up.bytes,
+        client_flops=begun,
+        first_bytes_down=sent.first_down.bytes,
+    )
 
 
 def meta_method(

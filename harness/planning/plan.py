@@ -30,8 +30,8 @@ from fedprompt.harness.planning.cost import BEGIN, Classes, Cost
 from fedprompt.harness.planning.data import Labelled, labelled
 from fedprompt.harness.planning.tally import Tally, classes_of, tally_cells
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import is_done, run_folder
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite
 
 BUSY = 0.5  # processes per core that make a machine busy
@@ -112,9 +112,9 @@ class Plan:
         return pd.DataFrame(lines)
 
 
-def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None = None) -> Plan:
+def plan_suite(suite: Suite, environment: RunEnvironment, workers: int = 1, flops: float | None = None) -> Plan:
     """Count all cells of ``suite``; time follows from ``flops`` per second and worker, or is measured here."""
-    torch.set_num_threads(site.threads)  # small tensors: more threads would only wait for each other
+    torch.set_num_threads(environment.threads)  # small tensors: more threads would only wait for each other
     by_hash: dict[str, Cell] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for setting, row, _, cell in suite.planned():
@@ -124,17 +124,17 @@ def plan_suite(suite: Suite, site: Site, workers: int = 1, flops: float | None =
         if name not in line:  # read under two policies, trained once
             line.append(name)
     cells = list(by_hash.values())
-    data = {name: labelled(name, site.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
-    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, site.token_memory)
+    data = {name: labelled(name, environment.data_root) for name in dict.fromkeys(cell.dataset for cell in cells)}
+    tallies = tally_cells(cells, {name: known.dataset for name, known in data.items()}, environment.token_memory)
     classes = [classes_of(cell, data[cell.dataset].dataset) for cell in cells]
     keys = [_key(*counted) for counted in zip(cells, classes, tallies, strict=True)]
     jobs: dict[str, Job] = {}
     for key, cell, count, tally in zip(keys, cells, classes, tallies, strict=True):
         jobs[key] = _joined(jobs.get(key), cell, count, tally)
-    done = [is_done(run_folder(site.out, cell)) for cell in cells]
+    done = [is_done(run_folder(environment.out, cell)) for cell in cells]
     timed = flops is None and not all(done)
     busy = _busy(os.getloadavg()[0], os.cpu_count() or 1) if timed else ()
-    job_prices, started = prices(list(jobs.values()), site, workers, timed)
+    job_prices, started = prices(list(jobs.values()), environment, workers, timed)
     price_of = dict(zip(jobs, job_prices, strict=True))
     overhead = _overhead(data) if timed else Overhead()
     cell_plans = {}
@@ -158,9 +158,11 @@ def _busy(load: float, cores: int) -> tuple[str, ...]:
     )
 
 
-def count_flops(cells: Sequence[Cell], site: Site) -> dict[str, int]:
+def count_flops(cells: Sequence[Cell], environment: RunEnvironment) -> dict[str, int]:
     """FLOPs of every cell, by hash, counted without timing anything."""
-    data = {name: labelled(name, site.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)}
+    data = {
+        name: labelled(name, environment.data_root).dataset for name in dict.fromkeys(cell.dataset for cell in cells)
+    }
     costs: dict[str, Cost] = {}
     flops = {}
     for cell, tally in zip(cells, tally_cells(cells, data), strict=True):

@@ -15,6 +15,7 @@ from fedprompt.backbones.layer_inputs import kept_images
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.progress import track
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.policy import head_owner, is_finetuned
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import DIAGNOSED
@@ -22,26 +23,26 @@ from fedprompt.harness.federation.schedule import (
     AdaptationEpochs,
     Evaluation,
     adaptation_epochs,
-    auto_stack,
     evaluations_now,
     held_stages,
-    newcomer_evaluations,
     select,
     shared_splits,
+    unseen_evaluations,
 )
+from fedprompt.harness.federation.stacking import auto_stack
 from fedprompt.harness.planning.cost import (
     BEGIN,
     END,
-    NEWCOMER,
     TRAIN,
+    UNSEEN,
     Classes,
     meta_method,
     shape_backbone,
     shape_federation,
 )
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.site import DEFAULT_SITE
-from fedprompt.methods import Method, Stage, registry
+from fedprompt.harness.running.environment import DEFAULT_ENVIRONMENT
+from fedprompt.methods import Constants, Diagnostics, Method, SeveralDraws, Stage, Statistics, registry
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,15 @@ class Workload:
     deal: "Deal"
     batch_size: int
     visits: int = 0
-    begun: Passes = field(default_factory=Passes)  # first batches of whatever trains: visits, adaptations, newcomers
+    begun: Passes = field(default_factory=Passes)  # first batches of all that trains
     trained: Passes = field(default_factory=Passes)  # the training data of every visit, once
     diagnosed: Passes = field(default_factory=Passes)  # the first images of every visit
     # The same of every adaptation, by its epochs and whether copies of what is shared train.
     adapted: dict[tuple[int, bool], Passes] = field(default_factory=dict)
     evaluated: Passes = field(default_factory=Passes)
     swept: Passes = field(default_factory=Passes)
-    newcomers: Passes = field(default_factory=Passes)
-    arrivals: int = 0  # of newcomers, once per reading
+    unseen: Passes = field(default_factory=Passes)
+    arrivals: int = 0  # of unseen clients, once per reading
     step: tuple[int, int] = (1, 1)  # as in `Tally`
 
     def __post_init__(self) -> None:
@@ -114,27 +115,27 @@ class Workload:
         self.took_part[cohort] = True
 
     def add_evaluation(self, evaluation: Evaluation, adaptation: AdaptationEpochs, stack: int) -> None:
-        """One reading of the members, or of newcomers; a stack is split by how long its clients adapt."""
-        clients = self.deal.unseen if evaluation.newcomers else self.deal.members
-        epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.stranger)
-        if evaluation.newcomers:
-            epochs[:] = adaptation.newcomer
+        """One reading of the members, or of unseen clients; a stack is split by how long its clients adapt."""
+        clients = self.deal.unseen if evaluation.unseen else self.deal.members
+        epochs = np.where(self.took_part[clients], adaptation.participant, adaptation.never_sampled)
+        if evaluation.unseen:
+            epochs[:] = adaptation.unseen
         for length in np.unique(epochs).tolist():
             places = np.flatnonzero(epochs == length)
             starts = np.flatnonzero(np.diff(places // stack, prepend=-1))
             self._add_group(evaluation, clients[places], starts, length)
 
     def _add_group(self, evaluation: Evaluation, clients: np.ndarray, starts: np.ndarray, epochs: int) -> None:
-        train, newcomers, batch_size = self.deal.train[clients], evaluation.newcomers, self.batch_size
+        train, unseen, batch_size = self.deal.train[clients], evaluation.unseen, self.batch_size
         if not _differs_in_heads(evaluation.policy):
             predicted = self.swept if evaluation.sweep else self.evaluated
             predicted.add(self.deal.test[clients], starts, batch_size, texts_once=True)
             for split in evaluation.shared:
                 self.evaluated.add(np.full(len(clients), self.deal.shared[split]), starts, batch_size, texts_once=True)
-        for _ in range(bool(epochs or newcomers) + newcomers):
+        for _ in range(bool(epochs or unseen) + unseen):
             self.begun.add(np.minimum(train, batch_size), starts, batch_size)
-        if newcomers:
-            self.newcomers.add(train, starts, batch_size)
+        if unseen:
+            self.unseen.add(train, starts, batch_size)
             self.arrivals += len(clients)
         if epochs:
             adapted = self.adapted.setdefault((epochs, is_finetuned(evaluation.policy)), Passes())
@@ -160,24 +161,24 @@ class Visitor:
             steps[kind] += times * passes.steps
             clients[kind] += times * passes.clients
 
-        if _overrides(method, "begin_visit"):
+        if isinstance(method, Constants) and type(method).begin_visit is not Constants.begin_visit:
             count(BEGIN, work.begun)
-        for stage in method.stages(epochs):
+        for stage in hooks.stages(method, epochs):
             count(f"{TRAIN}{stage.name}", work.trained, _epochs([stage]))
-        if _overrides(method, "end_visit"):
+        if isinstance(method, Statistics):
             count("end", work.trained)
-        if _overrides(method, "diagnostics"):
+        if isinstance(method, Diagnostics):
             count("diagnose", work.diagnosed)
         count("evaluate", work.evaluated)
-        count("sweep" if _overrides(method, "predictions") else "evaluate", work.swept)
+        count("sweep" if isinstance(method, SeveralDraws) else "evaluate", work.swept)
         for adapting, passes in work.adapted.items():
             times = _adaptation_passes(self, *adapting)
             count("adapt", passes, times)
-            if method.fixed_inputs and times:
+            if hooks.fixed_inputs(method) and times:
                 count("inputs", passes)
-        for stage in _newcomer_stages(self) if work.arrivals else ():
-            count(f"{NEWCOMER}{stage.name}", work.newcomers, _epochs([stage]))
-            clients[f"{NEWCOMER}{stage.name}{END}"] += work.arrivals
+        for stage in _unseen_stages(self) if work.arrivals else ():
+            count(f"{UNSEEN}{stage.name}", work.unseen, _epochs([stage]))
+            clients[f"{UNSEEN}{stage.name}{END}"] += work.arrivals
         return Tally(
             +images, +steps, +clients, work.visits, int(work.took_part.sum()), work.step, self.method.task.num_clients
         )
@@ -212,7 +213,7 @@ class Deal:
 
 
 def tally_cells(
-    cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_SITE.token_memory
+    cells: Sequence[Cell], datasets: Mapping[str, Dataset], token_memory: int = DEFAULT_ENVIRONMENT.token_memory
 ) -> list[Tally]:
     """Count ``cells`` on their real partitions; frozen features that one of them has left are not computed again."""
     deals: dict[tuple[object, ...], Deal] = {}
@@ -227,7 +228,7 @@ def tally_cells(
             deals[dealt] = Deal(dataset, make_partition(spec, dataset, cell.seed, protocol.val_fraction), protocol)
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
-        run = (dealt, protocol, visiting.stack, visiting.method.open_vocabulary)
+        run = (dealt, protocol, visiting.stack, hooks.is_open_vocabulary(type(visiting.method)))
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -248,7 +249,7 @@ def workload(visiting: Visitor, seed: int, deal: Deal) -> Workload:
             also = shared if protocol.reported(number) and protocol.evaluated_split == "test" else ()
             evaluations += evaluations_now(protocol, number, (), (), stack, shared=also)
         if len(deal.unseen) and number == protocol.rounds:
-            evaluations += newcomer_evaluations(protocol, (), stack)
+            evaluations += unseen_evaluations(protocol, (), stack)
         for evaluation in evaluations:
             work.add_evaluation(evaluation, adaptation_epochs(protocol, evaluation.policy), stack)
     return work
@@ -284,7 +285,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
     """``tally`` with the frozen features that the run computes; ``cached`` are those that earlier cells have left."""
     if "features" not in method.needs:
         return tally
-    key = (cell.dataset, method.feature_depth(method.params) or method.backbone.depth, deal.feature_key)
+    key = (cell.dataset, hooks.feature_depth(type(method), method.params) or method.backbone.depth, deal.feature_key)
     if key in cached:
         return tally
     if cell.backbone.weights != "hub":  # what the hub serves may change, so it is not kept on disk
@@ -296,7 +297,7 @@ def _with_features(tally: Tally, cell: Cell, method: Method, deal: Deal, cached:
 
 def _with_tokens(tally: Tally, method: Method, deal: Deal, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
-    depth = method.input_depth(method.params) if "layer inputs" in method.needs else 0
+    depth = hooks.input_depth(type(method), method.params)
     if depth == 0:
         return tally
     seen = sum(tally.images.values())
@@ -314,26 +315,22 @@ def _differs_in_heads(policy: str) -> bool:
 @cache
 def _adaptation_passes(visitor: Visitor, epochs: int, shared: bool) -> int:
     """Passes over a client's data while it adapts for so many epochs."""
-    return _epochs(held_stages([visitor.method.adaptation(epochs)], _held(visitor, shared=shared)))
+    return _epochs(held_stages([hooks.adaptation(visitor.method, epochs)], _held(visitor, shared=shared)))
 
 
 @cache
-def _newcomer_stages(visitor: Visitor) -> Sequence[Stage]:
-    """What a newcomer goes through before it trains its head."""
-    return held_stages(visitor.method.newcomer_stages(visitor.protocol.epochs), _held(visitor, newcomers=True))
+def _unseen_stages(visitor: Visitor) -> Sequence[Stage]:
+    """What an unseen client goes through before it trains its head."""
+    return held_stages(hooks.unseen_stages(visitor.method, visitor.protocol.epochs), _held(visitor, unseen=True))
 
 
-def _held(visitor: Visitor, newcomers: bool = False, shared: bool = True) -> Collection[str]:
+def _held(visitor: Visitor, unseen: bool = False, shared: bool = True) -> Collection[str]:
     """What a client holds, with or without what the server sent."""
     federation = shape_federation(visitor.method, 1, visitor.protocol.batch_size)
-    received, theta = federation.theta(federation.start(), federation.members, newcomers)
-    return theta.keys() if shared else theta.keys() - visitor.method.travelled(received, 0).keys()
+    received, theta = federation.theta(federation.start(), federation.members, unseen)
+    return theta.keys() if shared else theta.keys() - hooks.sent_tensors(visitor.method, received, 0).keys()
 
 
 def _epochs(stages: Iterable[Stage]) -> int:
     """Passes over a client's data; a stage that trains nothing makes none."""
     return sum(stage.epochs for stage in stages if stage.rates)
-
-
-def _overrides(method: Method, name: str) -> bool:
-    return getattr(type(method), name) is not getattr(Method, name)

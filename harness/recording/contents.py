@@ -45,6 +45,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "FinishedRun":
+        """Raises ValueError if a file of the folder is damaged."""
         if damaged := damaged_file(folder):
             raise ValueError(f"{damaged} is not what the finished run wrote")
         summary = json.loads((folder / "summary.json").read_text())
@@ -60,6 +61,7 @@ class FinishedRun:
 
     @property
     def started(self) -> float:
+        """Seconds since the epoch, as far as the mean time of a round tells."""
         return self.ended - float(self.summary["seconds_per_round"]) * self.cell.protocol.rounds
 
     @property
@@ -75,6 +77,7 @@ class FinishedRun:
 
 
 def cell_tags(cell: Cell) -> dict[str, str]:
+    """Tags that are known before a cell runs: what runs are searched and grouped by."""
     return {
         "cell_hash": cell.hash,
         "method": cell.method,
@@ -94,6 +97,7 @@ def cell_tags(cell: Cell) -> dict[str, str]:
 
 
 def cell_params(cell: Cell) -> dict[str, str]:
+    """What MLflow lists as parameters: fields of the cell, and of its parts with the part's name before them."""
     values = {
         "method": cell.method,
         "dataset": cell.dataset,
@@ -113,6 +117,7 @@ def curve_metrics(run: "Run", rows: Mapping[int, Row]) -> list["Metric"]:
 
 
 def final_metrics(run: "Run", finished: FinishedRun) -> list["Metric"]:
+    """The numbers that tables print, as points at the last round."""
     return _metrics(run, {finished.cell.protocol.rounds: finished.numbers})
 
 

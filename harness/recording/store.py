@@ -53,7 +53,7 @@ def _settle() -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the store is there and does not want what it got; without rights to it, it is as good as away."""
+    """Whether the store is reachable, but rejected the request; without rights to it, it counts as away."""
     from mlflow.exceptions import MlflowException
 
     if not isinstance(error, MlflowException):
@@ -66,7 +66,7 @@ def make_database(uri: str) -> None:
     """Create an sqlite database of MLflow, if there is none, under another name first.
 
     MLflow creates it by dozens of migrations; being killed in between leaves tables that it never accepts again. A
-    database in that state, which has no runs, is made anew.
+    database in that state, which has no runs, is made again.
     """
     path = Path(uri.partition("?")[0].removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or (path.exists() and not _is_half_made(path)):
@@ -138,7 +138,7 @@ def _is_half_made(path: Path) -> bool:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def tracking_lock(out: Path) -> Iterator[None]:
     """One process records at a time, so that two cannot both miss a run and create it."""
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".tracking.lock"):
@@ -146,6 +146,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def experiment_name(dataset: str) -> str:
+    """The experiment in which the runs on a data set are recorded."""
     return f"fedprompt/{short_name(dataset)}"
 
 
@@ -157,6 +158,7 @@ class FoundRuns(NamedTuple):
 
 
 def find_runs(uri: str, cells: Iterable[Cell]) -> FoundRuns:
+    """The runs of ``cells``, by one search per data set and phase. A UserError if the store cannot be read."""
     cells = list(cells)
     database = uri.partition("?")[0].removeprefix("sqlite:///")
     if uri.startswith("sqlite:///") and not Path(database).exists():
@@ -189,6 +191,7 @@ def _runs_of(client: "MlflowClient", experiment: "Experiment", condition: str) -
 
 
 def is_database(uri: str) -> bool:
+    """Whether runs are written straight to a database, without a server in between."""
     return urlsplit(uri).scheme.split("+")[0] in ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -199,5 +202,6 @@ def public(uri: str, text: str | None = None) -> str:
 
 
 def first_line(error: Exception) -> str:
+    """The name of the error and the first line of its text, at most 200 characters."""
     lines = str(error).strip().splitlines()
     return textwrap.shorten(f"{type(error).__name__}: {lines[0]}", 200) if lines else type(error).__name__

@@ -27,7 +27,6 @@ from fedprompt.harness.recording.contents import (
 )
 from fedprompt.harness.recording.marker import MAIN, Marker, StoreEntry
 from fedprompt.harness.recording.store import (
-    alone,
     connect,
     experiment_name,
     first_line,
@@ -35,6 +34,7 @@ from fedprompt.harness.recording.store import (
     is_refusal,
     make_database,
     public,
+    tracking_lock,
 )
 from fedprompt.harness.recording.view import view_tags
 from fedprompt.harness.running.cell import Cell, cell_from_json
@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 
 def default_uri(out: Path) -> str:
+    """The database in a results folder, which is used unless another place is named."""
     return f"sqlite:///{(out / 'mlflow.db').resolve()}"
 
 
@@ -105,6 +106,7 @@ class Tracker:
         return self.record(folder) != "failed"
 
     def record(self, folder: Path) -> Recorded:
+        """Record a done run folder completely: `recorded` now, `present` before, or `failed` (`sync` will do it)."""
         try:
             cell, marker = cell_from_json((folder / "cell.json").read_text()), Marker.read(folder)
             self._mark(cell, marker, folder)
@@ -148,7 +150,7 @@ class Tracker:
         if monotonic() < self._away_until:
             return None
         try:
-            with alone(self.out):
+            with tracking_lock(self.out):
                 return action()
         except Exception as error:  # drivers and network stacks raise what they like; training must go on
             where, why = public(self.uri), public(self.uri, first_line(error))

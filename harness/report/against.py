@@ -1,10 +1,10 @@
-"""Your run beside a published one, seed by seed: which numbers moved by more than the spread between seeds.
+"""Your run compared with a published one, seed by seed: which numbers moved by more than the spread between seeds.
 
 A cell that is computed again from the same code, data and seed gives the same digits; on another machine rounding may
 flip a few images, which is far less than what another seed changes. So the yardstick is the spread between seeds of
 the published run: a number differs if its mean over the seeds that both runs have moved by more than one standard
 deviation between seeds, or one of the seeds by more than two. Nothing is tested, and nothing is adjusted for how many
-numbers there are: with equal digits as the rule there is no luck to allow for.
+numbers there are: with equal digits as the rule there is no chance to allow for.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 
 def against(report: Path, folder: Path) -> Verdict:
-    """The finished cells of a report beside those of a published one."""
+    """Compare the finished cells of a report with those of a published run."""
     if not (folder / "cells.csv").exists():
         raise UserError(f"{folder} has no cells.csv; --against takes a folder such as results/reference/embedded.")
     ours, theirs = (accuracies(pd.read_csv(place / "cells.csv")) for place in (report, folder))

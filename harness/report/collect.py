@@ -1,4 +1,4 @@
-"""What MLflow holds of a suite, as frames, and the numbers of the tables: means over seeds.
+"""What MLflow has of a suite, as frames.
 
 The suite is expanded once and its runs are searched once. Everything comes from MLflow but one thing: the reason of a
 failure that MLflow has not heard of is read from the run folder, where there is one.
@@ -6,15 +6,15 @@ failure that MLflow has not heard of is read from the run folder, where there is
 
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned
+from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, is_finetuned, metric_suffix
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.measuring.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.recording.store import FoundRuns, find_runs
@@ -51,7 +51,8 @@ NUMBERS = (*METRICS, *EXCLUDE.values(), "drift", "moving", *COSTS)
 TAGS = {"commit": "git_commit", "partition_hash": "partition_hash", "data_checksum": "data_checksum"}
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where an entry stands in the tables: what the seeds of one number share."""
 
     table: str
@@ -64,7 +65,7 @@ class Place(NamedTuple):
     reading: str  # the policy that it stands for
 
 
-PLACE = list(Place._fields)
+PLACE = [field.name for field in fields(Place)]
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,23 @@ def collect(
         for key, entry in zip(hashes, planned, strict=True)
     ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
-    diverged = {place for place, row in zip(places, rows, strict=True) if row["status"] == "diverged"}
-    heads = [
-        {**place._asdict(), "cell": key, "seed": entry.cell.seed}
-        for place, key, entry in zip(places, hashes, planned, strict=True)
-        if place not in diverged  # seeds that did not diverge say nothing about those that did
-    ]
-    records = _placed(heads, _readings(run_records(uri, finished)), (*RECORD_COLUMNS, "accuracy"))
-    rounds = {(key, reading): frame for key, frame in run_rounds(uri, finished).items() for reading in POLICIES}
-    return Recorded(suite, planned, results, records, _placed(heads, rounds, ROUND_COLUMNS))
+    return place_files(suite, planned, results, run_records(uri, finished), run_rounds(uri, finished))
+
+
+def place_files(
+    suite: Suite,
+    planned: tuple[Planned, ...],
+    results: pd.DataFrame,
+    records: Mapping[str, pd.DataFrame],
+    rounds: Mapping[str, pd.DataFrame],
+) -> Recorded:
+    """The results with the records and rounds of their cells (by hash), one copy for each entry that shows a cell."""
+    places = results.set_index(PLACE).index
+    # Seeds that did not diverge say nothing about those that did.
+    heads = results[~places.isin(places[results["status"] == "diverged"])][[*PLACE, "cell", "seed"]]
+    by_reading = {(key, reading): frame for key, frame in rounds.items() for reading in POLICIES}
+    placed_records = _placed(heads, _readings(records), (*RECORD_COLUMNS, "accuracy"))
+    return Recorded(suite, planned, results, placed_records, _placed(heads, by_reading, ROUND_COLUMNS))
 
 
 def _readings(files: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], pd.DataFrame]:
@@ -173,63 +182,22 @@ def _result(key: str, entry: Planned, run: "Run | None", out: Path | None) -> di
 
 def _metric(name: str, reading: str) -> str:
     """What a number is called in MLflow: costs are of the training, all others of one reading."""
-    return f"{name}_ft" if is_finetuned(reading) and name not in COSTS else name
+    return name if name in COSTS else name + metric_suffix(reading)
 
 
-def _placed(
-    heads: Sequence[Mapping[str, Any]], files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]
-) -> pd.DataFrame:
+def _placed(heads: pd.DataFrame, files: Mapping[tuple[str, str], pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
     """The files of all entries below one another, led by the entries' heads; a cell shown twice is in it twice.
 
     ``files`` are by cell and reading.
     """
-    available = [head for head in heads if (head["cell"], head["reading"]) in files]
-    if not available:
-        return pd.DataFrame(columns=list(dict.fromkeys([*PLACE, "cell", "seed", *columns])))
-    frames = [files[head["cell"], head["reading"]] for head in available]
+    keys = list(zip(heads["cell"], heads["reading"], strict=True))
+    frames = [files[key] for key in keys if key in files]
+    if not frames:
+        return pd.DataFrame(columns=list(dict.fromkeys([*heads, *columns])))
     repeated = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
-    lead = pd.DataFrame(available).iloc[repeated].reset_index(drop=True)
+    lead = heads[[key in files for key in keys]].iloc[repeated].reset_index(drop=True)
     body = pd.concat(frames, ignore_index=True).drop(columns=lead.columns, errors="ignore")  # records name the seed too
     return pd.concat([lead, body], axis=1)
-
-
-def summarise_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """One row per place and metric: mean and sample standard deviation over seeds, in percent."""
-    rows = []
-    for place, cells in results.groupby(PLACE, sort=False):
-        finished = cells[cells["status"] == "finished"]
-        state = _state(set(cells["status"]))
-        finished = finished if state == "finished" else finished[:0]
-        first = cells.iloc[0]
-        for metric in OF_KIND[first["kind"]]:
-            values = finished[metric].dropna() * 100
-            without = finished[EXCLUDE[metric]].dropna() * 100 if metric in EXCLUDE else values
-            rows.append(
-                {
-                    **dict(zip(PLACE, place, strict=True)),
-                    **{name: first[name] for name in ("dataset", "partition", "method")},
-                    "metric": metric,
-                    "mean": values.mean(),
-                    "std": values.std(ddof=1),
-                    "mean_exclude": without.mean(),
-                    "std_exclude": without.std(ddof=1),
-                    "seeds": len(finished),
-                    "seeds_expected": len(cells),
-                    "status": state,
-                    "untuned": first["untuned"],
-                    "rounds_counted": finished["rounds_counted"].max(),
-                    "bytes_up": finished["floats_up"].mean() * 4,  # one client in one round; floats of four bytes
-                    "bytes_down": finished["floats_down"].mean() * 4,
-                    "drift": finished["drift"].mean(),
-                    "moving": finished["moving"].mean(),  # share of the seeds
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def _state(states: Collection[str]) -> str:
-    """Of a number, from those of its seeds: it is no average of seeds if one of them diverged."""
-    return next(state for state in ("diverged", "finished", "failed", "missing") if state in states)
 
 
 def short_commit(commit: str) -> str:

@@ -4,18 +4,17 @@ The control is the method without prompts under the same reading of the head, or
 ablation it is the reference.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
 from fedprompt.harness.measuring.evaluation import LOCAL
 from fedprompt.harness.measuring.metrics import on_test_set
-from fedprompt.harness.report.accuracies import by_policy, by_row, client_accuracies, unseen_accuracies
-from fedprompt.harness.report.inference import PERCENTILES, Difference, Leader, deciles, distinguishable, holm, paired
-from fedprompt.harness.report.power import Detectable, smallest_detectable
-from fedprompt.harness.report.sweeps import Sweeps, draws
+from fedprompt.harness.report.inference import Difference, Leader, distinguishable, holm, paired
+from fedprompt.harness.report.power import smallest_detectable
+from fedprompt.harness.report.values import ACCURACY, ENTRY, by_policy, by_row, client_values, unseen_values
 from fedprompt.harness.running.suite import Setting, Suite
 
 NO_PROMPT = "head-tune"  # the method
@@ -24,35 +23,36 @@ COMPARED = {  # the metric, by kind
     **{"novel": "novel_average", "target": "target_average"},
 }
 SHARED = ("novel", "target")  # kinds that compare accuracies on the test set of this name, which all clients share
-DECILES = [f"p{percent}" for percent in PERCENTILES]
+SWEPT = re.compile(r"average_samples_(\d+)")  # metrics of a V-sweep
+ONE = "1"  # draw: what other numbers of draws are compared with
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What one setting says under one policy."""
 
-    accuracies: pd.DataFrame  # (seed, client) x row
+    values: pd.DataFrame  # (seed, client) x row
     controls: frozenset[str]  # several where methods are read under different policies, as in their papers
     differences: Mapping[str, Difference]  # of every row that has a control, adjusted for all of them
     leader: Leader | None  # among rows that have all seeds
-    detectable: Mapping[str, Detectable]  # by row
+    detectable: Mapping[str, float]  # the smallest difference in points that would be found, by row
 
 
 Comparisons = Mapping[tuple[int, str], Comparison]  # by number of the setting and policy, as it is listed
+Sweeps = Mapping[tuple[int, str, str, int], Difference]  # by number of the setting, policy, key of the row and V
 
 
-def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> Comparisons:
-    """Of every setting and policy that has records, V-sweeps apart."""
-    kinds = pd.Series({column: setting.kind for column, setting in enumerate(suite.settings)}, dtype=object)
-    kind_of_record = records["column"].map(kinds)
-    trained = client_accuracies(suite.settings, records[kind_of_record.isin(["heterogeneity", "ablation"])])
-    unseen = unseen_accuracies(records[kind_of_record == "unseen"])
-    shared = [client_accuracies(suite.settings, records[kind_of_record == kind], kind) for kind in SHARED]
+def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, measure: str = ACCURACY) -> Comparisons:
+    """Of every setting and policy that has records of ``measure``, V-sweeps apart."""
+    kind = records["column"].map({column: setting.kind for column, setting in enumerate(suite.settings)})
+    trained = client_values(suite.settings, records[kind.isin(["heterogeneity", "ablation"])], measure)
+    unseen = unseen_values(records[kind == "unseen"], measure)
+    shared = [client_values(suite.settings, records[kind == name], measure, test_set=name) for name in SHARED]
     comparisons = {}
     for part in (trained, unseen, *shared):
-        for column, policy, accuracies in by_policy(part):
+        for column, policy, values in by_policy(part):
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
-            setting, table = suite.settings[column], by_row(accuracies)
+            setting, table = suite.settings[column], by_row(values)
             table = table[[row.key for row in setting.rows if row.key in table]]
             test_set = setting.kind if setting.kind in SHARED else LOCAL
             images = int(on_test_set(records[records["column"] == column], test_set)["total"].median())
@@ -64,7 +64,7 @@ def _comparison(setting: Setting, table: pd.DataFrame, entries: pd.DataFrame, te
     families = list(_families(setting, table, dict(zip(entries["row"], entries["reading"], strict=True))))
     count = sum(len(rows) - 1 for _, rows in families)
     differences: dict[str, Difference] = {}
-    detectable: dict[str, Detectable] = {}
+    detectable: dict[str, float] = {}
     for control, rows in families:
         differences |= paired(table[rows], control)
         if len(rows) > 1:
@@ -99,41 +99,23 @@ def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]
             yield control, rows
 
 
-def with_gains(summary: pd.DataFrame, comparisons: Comparisons, sweeps: Sweeps) -> pd.DataFrame:
-    """The summary with gains over the control, deciles over clients, and whether a row leads its column for certain.
+def draws(metric: str) -> int:
+    """The number of draws V in a metric's name; 0 where it has none."""
+    match = SWEPT.fullmatch(metric)
+    return int(match[1]) if match else 0
 
-    They belong to the metric that is compared; other metrics have none. An ablation has no gains, but differences from
-    its reference (`ablation.with_paired`). The gain of a V-sweep is that over a single draw.
+
+def compare_draws(suite: Suite, records: pd.DataFrame, measure: str = ACCURACY) -> Sweeps:
+    """Every V against V = 1 in the V-sweeps of a suite, adjusted for the number of V.
+
+    All V of a training are nested draws of it, so the differences do not depend on how the training went.
     """
-    numbers = summary.to_dict("records")
-    return summary.assign(**pd.DataFrame([_gain(number, comparisons, sweeps) for number in numbers]))
-
-
-def _gain(number: Mapping[Any, Any], comparisons: Comparisons, sweeps: Sweeps) -> dict[str, object]:
-    row, kind, nan = str(number["row"]), str(number["kind"]), float("nan")
-    numbers = ("gain", "gain_low", "gain_high", "gain_p_adjusted", "smallest_detectable", *DECILES)
-    values: dict[str, object] = {**dict.fromkeys(numbers, nan), "control": False, "leads": False}
-    if kind == "vsweep":
-        swept = sweeps.get((number["column"], number["policy"], row, draws(str(number["metric"]))))
-        return values | (_edges(swept) if swept else {})
-    comparison = comparisons.get((number["column"], number["policy"]))
-    if comparison is None or row not in comparison.accuracies or number["metric"] != COMPARED.get(kind):
-        return values
-    leader, difference = comparison.leader, comparison.differences.get(row)
-    values |= {"leads": leader is not None and leader.distinguishable and leader.best == row}
-    values |= {str(name): value for name, value in deciles(comparison.accuracies[[row]]).loc[row].items()}
-    if row in comparison.detectable:
-        values["smallest_detectable"] = comparison.detectable[row].points
-    if kind == "ablation":
-        return values
-    values["control"] = row in comparison.controls
-    return values | (_edges(difference) if difference else {})
-
-
-def _edges(difference: Difference) -> dict[str, object]:
-    return {
-        "gain": difference.points,
-        "gain_low": difference.low,
-        "gain_high": difference.high,
-        "gain_p_adjusted": difference.adjusted,
-    }
+    columns = [column for column, setting in enumerate(suite.settings) if setting.kind == "vsweep"]
+    swept = client_values(suite.settings, records[records["column"].isin(columns)], measure, swept=True)
+    sweeps = {}
+    for (column, policy, row), part in swept.groupby(ENTRY, sort=False):
+        table = by_row(part, "samples").sort_index(axis=1)
+        table.columns = table.columns.map(str)
+        for v, difference in (paired(table, ONE) if ONE in table else {}).items():
+            sweeps[int(str(column)), str(policy), str(row), int(v)] = difference
+    return sweeps

@@ -3,11 +3,11 @@
 Everything here works on arrays of paired differences in points, shaped (..., seeds, clients); clients that a seed does
 not have are NaN. ``docs/statistics.md`` explains the choices and gives the measured coverage; in short, the model is
 
-    difference = truth + luck of the seed + luck of the client + rest
+    difference = truth + effect of the seed + effect of the client + rest
 
 where a client number may or may not mean the same client in every seed. The variance by client is computed as if it
 did (residuals of one number are added up over seeds before squaring), and never taken to be smaller than if it did
-not, so that both readings are covered. The luck of a seed cannot be estimated from two or three seeds of one row; its
+not, so that both readings are covered. The effect of a seed cannot be estimated from two or three seeds of one row; its
 size relative to the rest is therefore averaged over all pairs of rows of the table and over a stated prior, with fixed
 weights.
 """
@@ -26,9 +26,9 @@ Array = NDArray[np.float64]
 
 RESAMPLES = 9999
 RESAMPLED_AT_ONCE = 10**7  # values; up to 1,000 clients in one piece
-PRIOR_CLIENTS = 20  # prior: the luck of a seed varies as the mean over this many clients does
+PRIOR_CLIENTS = 20  # prior: the effect of a seed varies as the mean over this many clients does
 PRIOR_FREEDOM = 2  # degrees of freedom that the prior counts for
-MOST_FREEDOM = 8  # that prior and table together count for at most beside a row's own; rows are not all alike
+MOST_FREEDOM = 8  # that prior and table together count for at most next to a row's own; rows are not all alike
 LEAST_RESIDUAL = 0.1  # of the variance within seeds; the residual is a difference of two estimates and may be negative
 COLLAPSED = 0.5  # of no prompt's accuracy, or of a row's best seed: below it, training has spoilt the features
 NOTHING = 1e-9  # points: smaller differences are rounding errors
@@ -60,7 +60,7 @@ class Pool:
     freedom: float
 
 
-ALONE = Pool(0, 0)  # of a row that takes nothing from others
+NO_POOL = Pool(0, 0)  # of a row that takes nothing from others
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def spread(parts: Components, pool: Pool) -> Spread:
 
 
 def has_collapsed(row: Array) -> bool:
-    """Whether training failed in some seed: what luck did to this row says nothing about others, and vice versa."""
+    """Whether training failed in some seed: what it did there says nothing about other rows, and vice versa."""
     means = [np.nanmean(seed) for seed in row if not np.isnan(seed).all()]
     return bool(means) and bool(min(means) < COLLAPSED * max(means))
 
 
 def pool_for(row: Array, reference: Array, pool: Pool) -> Pool:
     """What a comparison takes from the rest of its table."""
-    return ALONE if has_collapsed(row) or has_collapsed(reference) else pool
+    return NO_POOL if has_collapsed(row) or has_collapsed(reference) else pool
 
 
 def pool_rows(accuracies: pd.DataFrame) -> Pool:

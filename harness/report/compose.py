@@ -1,52 +1,58 @@
 """What a report says, in which order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from fedprompt.harness.report import notes, tables
-from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
-from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.comparisons import Comparisons, compare_rows, with_gains
-from fedprompt.harness.report.document import Document, Grid, Note, Section
+from fedprompt.harness.report.collect import Recorded
+from fedprompt.harness.report.comparisons import Comparisons, Sweeps, compare_draws, compare_rows
+from fedprompt.harness.report.document import Document, Grid, Note, Section, WrittenFigure
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
-from fedprompt.harness.report.published import CAUTION, about_papers, load_published, published_grids, with_published
-from fedprompt.harness.report.sweeps import Sweeps, compare_draws
+from fedprompt.harness.report.numbers import Number, grouped, summarise
+from fedprompt.harness.report.papers import Paper, load_papers
+from fedprompt.harness.report.published import CAUTION, about_papers, published_grids
 from fedprompt.harness.running.suite import Suite
 
-if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import WrittenFigure
-
-PUBLISHED = "Beside the published values"
+Draw = Callable[[Sequence[Number]], Sequence[WrittenFigure]]
+PUBLISHED = "Compared with the published values"
 
 
 class Summary(NamedTuple):
     """Every number of the tables, and what they rest on."""
 
-    numbers: pd.DataFrame  # one row per place and metric
+    numbers: list[Number]
     comparisons: Comparisons
-    paired: PairedDifferences  # of the ablations
     sweeps: Sweeps
+    papers: Mapping[str, Paper]
 
 
 def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path) -> Summary:
-    comparisons = compare_rows(suite, results, records)
-    paired = paired_differences(suite, results, comparisons)
-    sweeps = compare_draws(suite, records)
-    numbers = with_gains(with_published(suite, summarise_seeds(results), load_published(out)), comparisons, sweeps)
-    return Summary(with_paired(numbers, paired), comparisons, paired, sweeps)
+    """From the frames of `Recorded`; printed values are looked for in ``out`` first."""
+    comparisons, sweeps, papers = compare_rows(suite, results, records), compare_draws(suite, records), load_papers(out)
+    return Summary(summarise(suite, results, comparisons, sweeps, papers), comparisons, sweeps, papers)
+
+
+def compose_report(
+    recorded: Recorded, out: Path, draw: Draw | None = None, tuning_notes: Sequence[str] = ()
+) -> tuple[Document, Summary]:
+    """The document of what was recorded, and its numbers; ``draw`` makes the figures, and without it there are none."""
+    summary = summarise_suite(recorded.suite, recorded.results, recorded.records, out)
+    figures = draw(summary.numbers) if draw else ()
+    return compose(recorded.suite, recorded.results, summary, figures, tuning_notes), summary
 
 
 def compose(
     suite: Suite,
     results: pd.DataFrame,
     summary: Summary,
-    figures: Sequence["WrittenFigure"],
+    figures: Sequence[WrittenFigure],
     tuning_notes: Sequence[str] = (),
 ) -> Document:
+    """The sections of a report, in the order in which they are read."""
     concluded = sentences(suite, summary.comparisons, summary.sweeps)
     said = tuple(what_the_tables_say(suite, concluded, ranks_by_policy(summary.numbers)))
     drawn = _by_place(figures)
@@ -54,7 +60,7 @@ def compose(
         *([Section("What the tables say", said)] if said else []),
         Section("How to read the tables", tuple(notes.reading(suite, results))),
         *_result_sections(suite, summary, concluded, drawn),
-        *_published(suite, summary.numbers),
+        *_published(suite, summary),
         *([notes.tuned_section(suite, results, tuning_notes, drawn["tuning"])] if suite.tuned else []),
         notes.provenance(suite, results, drawn["partition"]),
         notes.runs(suite, results),
@@ -64,7 +70,7 @@ def compose(
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
 
 
-def _by_place(figures: Sequence["WrittenFigure"]) -> dict[str, tuple["WrittenFigure", ...]]:
+def _by_place(figures: Sequence[WrittenFigure]) -> dict[str, tuple[WrittenFigure, ...]]:
     """Figures by what they belong to: the V-sweep, tuning, partitions, or the main tables."""
     places = ("v-sweep", "tuning", "partition")
     by_place: dict[str, tuple[WrittenFigure, ...]] = dict.fromkeys((*places, "main"), ())
@@ -75,7 +81,7 @@ def _by_place(figures: Sequence["WrittenFigure"]) -> dict[str, tuple["WrittenFig
 
 
 def _result_sections(
-    suite: Suite, summary: Summary, concluded: Sentences, drawn: Mapping[str, tuple["WrittenFigure", ...]]
+    suite: Suite, summary: Summary, concluded: Sentences, drawn: Mapping[str, tuple[WrittenFigure, ...]]
 ) -> Iterator[Section]:
     """One per table; figures follow the last table that they belong to."""
     listed = list(_results(suite, summary, concluded))
@@ -88,33 +94,33 @@ def _result_sections(
 
 def _results(suite: Suite, summary: Summary, concluded: Sentences) -> Iterator[tuple[str, tuple[Grid, ...]]]:
     """Kind and tables of every section."""
-    for title, kind, part in tables.tables_of(summary.numbers):
+    for (title, kind), part in tables.tables_of(summary.numbers).items():
         if kind == "vsweep":
             yield kind, (_concluded(tables.vsweep(title, part), part, concluded),)
         elif kind == "ablation":
-            yield kind, (_concluded(ablation(suite, title, part, summary.paired), part, concluded),)
+            yield kind, (_concluded(tables.ablation(suite, title, part), part, concluded),)
         else:
             for shown, grids in tables.results(title, part):
                 yield kind, (_concluded(grids[0], shown, concluded), *grids[1:])
 
 
-def _concluded(grid: Grid, part: pd.DataFrame, concluded: Sentences) -> Grid:
+def _concluded(grid: Grid, part: Sequence[Number], concluded: Sentences) -> Grid:
     """The table with what can be concluded from it below; settings are named where there are several."""
-    several = part["column"].nunique() > 1
-    places = part.drop_duplicates(["column", "policy"])[["column", "policy", "setting"]]
+    places = grouped(part, lambda n: (n.column, n.policy, n.setting))
+    several = len({column for column, _, _ in places}) > 1
     lines = [
         Note("", f"{label}: {concluded[column, policy]}" if several else concluded[column, policy])
-        for column, policy, label in places.itertuples(index=False)
+        for column, policy, label in places
         if (column, policy) in concluded
     ]
     return replace(grid, notes=(*lines, *grid.notes))
 
 
-def _published(suite: Suite, summary: pd.DataFrame) -> Iterator[Section]:
-    grids = tuple(published_grids(suite, summary))
+def _published(suite: Suite, summary: Summary) -> Iterator[Section]:
+    grids = tuple(published_grids(suite, summary.numbers, summary.papers))
     if grids:
         apart = [f"{CAUTION} where so marked: the protocol differs from the paper's."] * any(g.aside for g in grids)
-        yield Section(PUBLISHED, (*apart, *about_papers(suite)), grids)
+        yield Section(PUBLISHED, (*apart, *about_papers(suite, summary.papers)), grids)
     elif any(setting.published for setting in suite.settings):
         where = "paper/*.csv, of the results folder or of the package"
         yield Section(PUBLISHED, (f"Left out: no printed values of these settings were found in {where}.",))

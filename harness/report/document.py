@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import WrittenFigure
+from pathlib import Path
+from typing import NamedTuple
 
 MISSING = "–"
 FAILED, DIVERGED = "failed", "diverged"
-UNTUNED = "‡"  # marks numbers whose rates were not tuned, beside others whose were
+UNTUNED = "‡"  # marks numbers whose rates were not tuned, while those of others were
 GAP = 2  # characters between two columns of text
 
 
@@ -26,6 +24,7 @@ class Entry:
 
     @property
     def width(self) -> int:
+        """In characters."""
         return max(len(self.text) + len(self.marks), len(self.below))
 
 
@@ -44,6 +43,7 @@ class Column:
 
     @property
     def width(self) -> int:
+        """In characters, of the heading or the widest entry."""
         return max(*map(len, [*self.heading, self.metric]), *(entry.width for entry in self.entries))
 
 
@@ -69,6 +69,7 @@ class Grid:
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
+        """Columns by the setting above them."""
         return [(setting, list(columns)) for setting, columns in groupby(self.columns, lambda c: c.setting)]
 
     def parts(self, width: int) -> list["Grid"]:
@@ -89,17 +90,32 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class WrittenFigure:
+    """A figure and its files."""
+
+    name: str
+    title: str
+    caption: str
+    png: Path
+    pdf: Path
+
+
+@dataclass(frozen=True)
 class Section:
+    """A heading with what stands below it: text, tables, figures."""
+
     title: str
     text: tuple[str, ...] = ()
     grids: tuple[Grid, ...] = ()
-    figures: tuple["WrittenFigure", ...] = ()
+    figures: tuple[WrittenFigure, ...] = ()
     page_only: bool = False  # links, which print cannot follow
     folded: bool = False  # for readers who check details: closed on the page, not printed in the terminal
 
 
 @dataclass(frozen=True)
 class Document:
+    """A whole report."""
+
     title: str
     alerts: tuple[str, ...]  # what could mislead, before everything else
     facts: tuple[tuple[str, str], ...]  # what was run, in a few words

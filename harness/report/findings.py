@@ -1,20 +1,27 @@
-"""What the tables say: one sentence per setting and head policy, and mean ranks over settings."""
+"""What the tables say, in sentences: of each setting and head policy, of V-sweeps, of mean ranks over settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 import pandas as pd
 
 from fedprompt.harness.federation.policy import PAPER, head_owner
 from fedprompt.harness.report.collect import POLICY_HEADINGS
-from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons
-from fedprompt.harness.report.conclusion import HEADS, conclusion
-from fedprompt.harness.report.inference import Difference
-from fedprompt.harness.report.power import Detectable
+from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons, Sweeps
+from fedprompt.harness.report.inference import Difference, Leader, significant_rows
+from fedprompt.harness.report.numbers import Number, grouped
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
-from fedprompt.harness.report.sweeps import Sweeps, sweep_sentence
 from fedprompt.harness.running.suite import Setting, Suite
 
+HEADS = {
+    "local": "Under a local head",
+    "global": "Under a global head",
+    "global_then_ft": "Under a global head that each client fine-tunes",
+    "none": "",
+    "none_then_ft": "After each client has fine-tuned its prompt",
+    "paper": "With the head as in each method's paper",
+}
+LISTED = 3  # more gains or losses than this are counted, and only the largest is given
 Sentences = Mapping[tuple[int, str], str]  # by number of the setting and policy, as it is listed
 
 
@@ -29,7 +36,7 @@ def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentenc
         by_row.setdefault((column, policy, row), {})[v] = difference
     for (column, policy, row), differences in by_row.items():
         titles = {each.key: each.title for each in suite.settings[column].rows}
-        text = f"{HEADS.get(policy, policy)}, {sweep_sentence(differences, titles[row])}"
+        text = _under(policy, sweep_sentence(differences, titles[row]))
         concluded[column, policy] = f"{concluded.get((column, policy), '')} {text}".strip()
     return concluded
 
@@ -38,26 +45,22 @@ def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:
     titles = {row.key: row.title for row in setting.rows}
     is_ablation = setting.kind == "ablation"
     control = titles.get(setting.reference, "the reference") if is_ablation else setting.control_title
-    gains, limit = comparison.differences, _largest(comparison)
+    limit = max((each for each in comparison.detectable.values() if not isnan(each)), default=float("nan"))
     readings = {setting.reading(row, policy) for row in setting.rows if setting.shows(row, policy)}
     has_head = any(head_owner(reading) != "none" for reading in readings)
     shown = "none" if policy == PAPER and not has_head else policy
-    return conclusion(gains, comparison.leader, limit, shown, titles, control)
+    return conclusion(comparison.differences, comparison.leader, limit, shown, titles, control)
 
 
-def _largest(comparison: Comparison) -> Detectable | None:
-    """The limit that holds for every row."""
-    known = [limit for limit in comparison.detectable.values() if not isnan(limit.points)]
-    return max(known, key=lambda limit: limit.points, default=None)
-
-
-def ranks_by_policy(summary: pd.DataFrame) -> dict[str, MeanRanks]:
+def ranks_by_policy(numbers: Sequence[Number]) -> dict[str, MeanRanks]:
     """Mean ranks over the heterogeneity settings, by policy; rows are named by their titles."""
-    main = summary[(summary["kind"] == "heterogeneity") & (summary["metric"] == COMPARED["heterogeneity"])]
-    whole = main[main["seeds"] == main["seeds_expected"]]
+    main = [n for n in numbers if n.kind == "heterogeneity" and n.metric == COMPARED["heterogeneity"]]
+    whole = [number for number in main if number.seeds == number.seeds_expected]
     return {
-        str(policy): mean_ranks(part.pivot(index="title", columns="column", values="mean"))
-        for policy, part in whole.groupby("policy", sort=False)
+        policy: mean_ranks(
+            pd.DataFrame([(n.title, n.column, n.mean) for n in part]).pivot(index=0, columns=1, values=2)
+        )
+        for policy, part in grouped(whole, lambda n: n.policy).items()
     }
 
 
@@ -72,3 +75,82 @@ def what_the_tables_say(suite: Suite, concluded: Sentences, ranks: Mapping[str, 
         verdicts.setdefault(ranked.verdict, []).append(POLICY_HEADINGS[policy])
     for verdict, headings in verdicts.items():
         yield verdict if len(ranks) == 1 else f"{'; '.join(headings)}: {verdict}"
+
+
+# -- one sentence -----------------------------------------------------------------------------------------------------
+
+
+def conclusion(
+    gains: Mapping[str, Difference],
+    leader: Leader | None = None,
+    detectable: float = float("nan"),
+    policy: str = "",
+    titles: Mapping[str, str] | None = None,
+    control: str = "no prompt",
+) -> str:
+    """One sentence from `paired`, `distinguishable` and `smallest_detectable`.
+
+    ``gains`` is empty where the table has no control; ``titles`` names rows by key; ``control`` is how the sentence
+    calls the control.
+    """
+    names = titles or {}
+    compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
+    parts = list(_against(compared, names, control)) if compared else [f"nothing can be compared with {control}"]
+    if compared and not isnan(detectable):
+        parts[-1] += f" (smallest detectable difference {detectable:.1f} points)"
+    if leader is not None and (not compared or len(significant_rows(compared, 1)) > 1):
+        parts.append(_lead(leader, names))
+    seeds = {gain.seeds for gain in compared.values()} | ({leader.difference.seeds} if leader else set())
+    if seeds == {1}:
+        parts.append("with one seed this speaks about further clients, not about further seeds")
+    return _under(policy, f"{'; '.join(parts)}.")
+
+
+def _under(policy: str, text: str) -> str:
+    head = HEADS.get(policy, f"Under head policy {policy}" if policy else "")
+    return f"{head}, {text}" if head else f"{text[0].upper()}{text[1:]}"
+
+
+def _against(gains: Mapping[str, Difference], names: Mapping[str, str], control: str) -> Iterator[str]:
+    """Who gains, who loses, and how many do neither."""
+    significant = 0
+    for sign, verb, preposition in ((1, "gain", "over"), (-1, "lose", "against")):
+        changes, than = significant_rows(gains, sign), f"{preposition} {control}"
+        significant += len(changes)
+        amounts = [f"{names.get(change.row, change.row)} {_points(change)}" for change in changes]
+        count = f"{len(changes)} of {len(gains)} methods {verb}{'s' * (len(changes) == 1)} {than}"
+        if len(gains) == len(changes) == 1:
+            yield f"{names.get(changes[0].row, changes[0].row)} {verb}s {_points(changes[0])} {than}"
+        elif len(changes) > LISTED:
+            most = changes[0]
+            yield f"{count}; {names.get(most.row, most.row)} {verb}s most: {_points(most)}"
+        elif changes:
+            yield f"{count}: {', '.join(amounts)}"
+    left = len(gains) - significant
+    if left == len(gains):
+        yield f"no significant difference from {control}" + f" for any of {left} methods" * (left > 1)
+    elif left:
+        yield f"no significant difference for the other {left if left > 1 else 'one'}"
+
+
+def _points(change: Difference, digits: int = 1) -> str:
+    """Difference and interval: `+8.5 points (4.7 to 12.1)`."""
+    text = f"{change.points:+.{digits}f} points ({change.low:.{digits}f} to {change.high:.{digits}f})"
+    return text.replace("-", "−")
+
+
+def _lead(leader: Leader, names: Mapping[str, str]) -> str:
+    best, second = names.get(leader.best, leader.best), names.get(leader.second, leader.second)
+    if not leader.distinguishable:
+        return f"{best} and {second}, the two best, do not differ significantly"
+    return f"{best} is better than {second}, the second, by {leader.difference.points:.1f} points"
+
+
+def sweep_sentence(differences: Mapping[int, Difference], title: str) -> str:
+    """What the largest V says against V = 1."""
+    most = max(differences)
+    change = differences[most]
+    if change.significant:
+        verb = "gains" if change.points > 0 else "loses"
+        return f"{title} {verb} {_points(change, 2)} by averaging {most} draws instead of one."
+    return f"{title} with {most} draws shows no significant difference from one draw: {_points(change, 2)}."

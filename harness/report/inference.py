@@ -2,7 +2,7 @@
 
 For a sceptical reader, in plain English. Two methods of a table see the same seeds and the same clients, so they are
 compared client by client: the difference is taken within a client of a seed, averaged over the clients of the seed,
-then over seeds. What is luck in it? Other clients would have given another mean, other seeds another training, other
+then over seeds. What of it is chance? Other clients would have given another mean, other seeds another training, other
 test images another count. The interval speaks about further clients and further seeds like these; with one seed it
 speaks about further clients only, and `Difference.seeds` says so.
 
@@ -58,6 +58,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
+        """At 5 %, after the adjustment."""
         return self.adjusted < LEVEL
 
 
@@ -71,6 +72,7 @@ class Leader:
 
     @property
     def distinguishable(self) -> bool:
+        """Whether the best is significantly better than the second."""
         return self.difference.significant
 
 
@@ -83,19 +85,9 @@ def paired(accuracies: pd.DataFrame, control: str) -> dict[str, Difference]:
     if control not in accuracies:
         raise unknown("row", control, map(str, accuracies.columns))
     pool, table = pool_rows(accuracies), wide(accuracies)
-    return _adjusted([_difference(table, row, control, pool) for row in table if row != control])
-
-
-def versus_best(accuracies: pd.DataFrame) -> dict[str, Difference]:
-    """Every other row against the row with the highest mean, so that differences are at most zero.
-
-    The best is picked by looking at the data, hence any pair of rows might have been the one that is compared: p-values
-    are adjusted for all pairs.
-    """
-    best = ranking(accuracies)[0]
-    pool, table = pool_rows(accuracies), wide(accuracies)
-    differences = [_difference(table, row, best, pool) for row in table if row != best]
-    return _adjusted(differences, accuracies.shape[1] * (accuracies.shape[1] - 1) // 2)
+    differences = [_difference(table, row, control, pool) for row in table if row != control]
+    adjusted = holm([difference.p for difference in differences])
+    return {each.row: replace(each, adjusted=p) for each, p in zip(differences, adjusted, strict=True)}
 
 
 def distinguishable(accuracies: pd.DataFrame) -> Leader | None:
@@ -119,25 +111,21 @@ def ranking(accuracies: pd.DataFrame) -> list[str]:
     return [str(row) for row in means.sort_values(ascending=False, kind="stable").index]
 
 
-def holm(p_values: Sequence[float], comparisons: int | None = None) -> list[float]:
+def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values in the given order, which control the chance of any false finding (Holm, 1979).
 
-    ``comparisons`` is the size of the family where more could have been compared than ``p_values`` has. NaN stays NaN
-    and does not count.
+    NaN stays NaN and does not count.
     """
     values = np.asarray(p_values, dtype=float)
     order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]
-    total = max(comparisons or 0, len(order))
     adjusted = np.full(len(values), np.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(values[order] * (total - np.arange(len(order)))), 1.0)
+    adjusted[order] = np.minimum(np.maximum.accumulate(values[order] * (len(order) - np.arange(len(order)))), 1.0)
     return [float(value) for value in adjusted]
 
 
-def deciles(accuracies: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy in percent that 10, 50 and 90 % of the clients of all seeds stay below; one line per row."""
-    quantiles = 100 * accuracies.quantile([percent / 100 for percent in PERCENTILES])
-    quantiles.index = pd.Index([f"p{percent}" for percent in PERCENTILES])
-    return quantiles.T
+def deciles(values: "pd.Series[float]") -> tuple[float, ...]:
+    """Values in percent that `PERCENTILES` of the clients of all seeds stay below."""
+    return tuple(100 * values.quantile([percent / 100 for percent in PERCENTILES]))
 
 
 def _difference(table: Mapping[str, Array], row: str, reference: str, pool: Pool) -> Difference:
@@ -156,14 +144,6 @@ def _difference(table: Mapping[str, Array], row: str, reference: str, pool: Pool
     return Difference(
         row, reference, float(parts.estimate), float(low), float(high), min(float(p), 1.0), nan, seeds, clients
     )
-
-
-def _adjusted(differences: Sequence[Difference], comparisons: int | None = None) -> dict[str, Difference]:
-    adjusted = holm([difference.p for difference in differences], comparisons)
-    return {
-        difference.row: replace(difference, adjusted=value)
-        for difference, value in zip(differences, adjusted, strict=True)
-    }
 
 
 def significant_rows(differences: Mapping[str, Difference], sign: int) -> list[Difference]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -11,11 +11,8 @@ from fedprompt.harness.federation.policy import POLICY_NAMES, head_owner
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.comparisons import NO_PROMPT
 from fedprompt.harness.report.components import COLLAPSED
-from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section
+from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section, WrittenFigure
 from fedprompt.harness.running.suite import Suite
-
-if TYPE_CHECKING:
-    from fedprompt.harness.report.figures.write import WrittenFigure
 
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
@@ -122,8 +119,8 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     kinds = {setting.kind for setting in suite.settings}
     lines = [
         "Accuracy in percent. Average: mean over clients; Worst Local: the worst client of each round; both then mean "
-        f"over the {over}{fewer}; {spread}. Bold: the best Average of a column, if it can be told from "
-        "the second.",
+        f"over the {over}{fewer}; {spread}. Bold: the best Average of a column, if significantly better "
+        "than the second.",
         f"Gain: difference to {_controls(suite)}, in points, paired by seed and client, with its 95 % interval over "
         "further clients and seeds. docs/statistics.md says how it is made.",
     ]
@@ -164,7 +161,7 @@ def tuned_section(
     suite: Suite,
     results: pd.DataFrame,
     reliability: Sequence[str] = (),
-    figures: tuple["WrittenFigure", ...] = (),
+    figures: tuple[WrittenFigure, ...] = (),
 ) -> Section:
     """The values that tuning chose, by method and setting; ``reliability`` says how firm the choices are."""
     keys = _tuned_keys(results)
@@ -212,7 +209,7 @@ def _values(values: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items()) if values else MISSING
 
 
-def provenance(suite: Suite, results: pd.DataFrame, figures: tuple["WrittenFigure", ...] = ()) -> Section:
+def provenance(suite: Suite, results: pd.DataFrame, figures: tuple[WrittenFigure, ...] = ()) -> Section:
     """Who has what, as one hash per setting and seed; all methods of a table must show the same."""
     hashes = _hashes(results)
     lines = list(dict.fromkeys((key[0], key[1]) for key in hashes))

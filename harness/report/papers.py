@@ -1,9 +1,26 @@
-"""The papers whose printed values stand beside ours: who wrote them, what they print where, how they ran it."""
+"""The papers whose printed values are compared with ours: what they print where, how they ran it, what is doubtful.
 
+Each is two files in `results/paper`: NAME_paper_results.csv has the values, NAME_paper.toml what is said about them.
+They are read from `<out>/paper`, else from `results/paper` of the checkout, else from the installed package.
+"""
+
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
+
+from fedprompt.core.errors import check_keys
+from fedprompt.harness.federation.policy import PAPER as PAPER_POLICY
+from fedprompt.harness.report.collect import Place
+from fedprompt.harness.running.suite import Suite
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]  # of the checkout, or of the installed package
+VALUES, ABOUT = "_paper_results.csv", "_paper.toml"  # ends of the files' names
 
 
 @dataclass(frozen=True)
@@ -22,91 +39,84 @@ class PaperProtocol:
     epochs: int = 5
     last: int = 0  # rounds that are averaged; 0: the paper does not say
     seeds: tuple[int, ...] = (0, 1, 2)
+    about: str = ""  # what to know about its values
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A footnote of printed values: which ones, by the columns of the CSV file (no names: all of them)."""
+
+    text: str
+    table: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    setting: tuple[str, ...] = ()
+    metric: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+
+    def concerns(self, printed: Mapping[Any, Any]) -> bool:
+        """Whether the footnote is about this line of the CSV file."""
+        columns = [(printed[each.name], getattr(self, each.name)) for each in fields(self) if each.name != "text"]
+        return all(not names or str(value) in names for value, names in columns)
+
+
+@dataclass(frozen=True)
+class PrintedIn:
+    """Where the paper prints what settings of one kind measure."""
+
+    tables: tuple[int, ...]
+    metrics: Mapping[str, str]  # its names for our metrics
 
 
 @dataclass(frozen=True)
 class Paper:
-    """One file of `results/paper`, named by its key in `PAPERS`."""
+    """One paper: its TOML file, and the values of its CSV file."""
 
     citation: str
-    printed_in: Mapping[str, tuple[set[int], Mapping[str, str]]]  # by kind: tables, and their name for our metrics
-    protocols: Mapping[str, PaperProtocol]  # by data set, as the paper calls it
     general: str  # what to know about its values as a whole
-    about: Mapping[str, str] = field(default_factory=dict)  # and about those of a data set
+    printed: Mapping[str, PrintedIn]  # by kind of setting
+    protocols: Mapping[str, PaperProtocol]  # by data set, as the paper calls it
     titles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of rows that the paper calls otherwise
+    doubts: tuple[Doubt, ...] = ()
     has_heads: bool = True
+    setting: str = (
+        "(.*)"  # what of a value's `setting` is the label of ours; where it does not match, any label will do
+    )
+    values: pd.DataFrame = field(default_factory=pd.DataFrame)  # the CSV file, with the column `label`
+
+    def titles_of(self, row: str, title: str) -> tuple[str, ...]:
+        """What the paper calls a row of our tables."""
+        return self.titles.get(row, (title,))
 
 
-CLIENT_MEAN = {"average": "mean client test accuracy (%)"}
-MISPAIRED = (
-    "Not a valid target. Zero-shot CLIP, which needs no training, is printed at chance ({} % of ten classes). In five "
-    "public code bases of this setting, the paper's own among them, the loader pairs images with other images' labels "
-    "and takes class names from an unordered set, and the spread of the printed values suggests that it was in use. "
-    "In a simulation of the split, answering each client's most frequent training class without looking at the image "
-    "reaches 40 %, the range of the printed winners. Here every image has its own label: expect far higher "
-    "accuracies."
-)
-FEW_SHOT = {
-    "Flowers102": "flowers102",
-    "OxfordPets": "oxford-pets",
-    "Food101": "food101",
-    "Caltech101": "caltech101",
-    "DTD": "dtd",
-}
-RN50, VIT_B16 = "CLIP RN50", "CLIP ViT-B/16"
-BY_DOMAIN = "domain-dirichlet:alpha=0.3,clients=5"
-BY_LABEL = "dirichlet:alpha=0.5,clients=100"
+def load_papers(out: Path) -> dict[str, Paper]:
+    """Every paper that has values, by its name; none where there are no files."""
+    places = (out / "paper", ROOT / "results" / "paper", ROOT / "paper")
+    files = next(filter(None, (sorted(place.glob(f"*{VALUES}")) for place in places)), [])
+    papers = {}
+    for file in files:
+        name = file.name.removesuffix(VALUES)
+        abouts = [path for place in (file.parent, *places) if (path := place / f"{name}{ABOUT}").is_file()]
+        if abouts:
+            papers[name] = _read(file, abouts[0])
+    return papers
 
-PAPERS = {
-    "vit": Paper(
-        "Ye et al., Instance-wise Personalized FL via Semi-Implicit Bayesian Prompt Tuning (pFedBayesPT), CIKM 2025",
-        {
-            "heterogeneity": ({1, 2}, {"average": "Average", "worst_local": "Worst Local"}),
-            "unseen": ({3}, {"unseen_average": "Unseen Average"}),
-            "ablation": ({4}, {"average": "Average"}),
-            "vsweep": ({1, 2}, {"average_samples_5": "Average"}),  # of Figure 1 only V=5 is printed, in those tables
-        },
-        {
-            "DomainNet": PaperProtocol("domainnet", 1.0, 1.0, clients=6, last=10),
-            "CIFAR-100": PaperProtocol("cifar100", 0.05, 0.1, clients=100, last=10),
-        },
-        "The paper prints no spread over seeds, and names no data on which learning rates, depths and FedPR's variant "
-        "were chosen.",
-        about={
-            "DomainNet": "The paper draws 1,830 images of each domain and does not say whether test images are among "
-            "them, nor which clients share a domain for 1 < m < 6.",
-        },
-        titles={"head-tune": ("Head-Tune",), "fedpr-s": ("FedPR",), "fedpr-d": ("FedPR",)},
-    ),
-    "clip": Paper(
-        "Luo, Chen and Wu, Mixture of Experts Made Personalized: Federated Prompt Learning for Vision-Language Models "
-        "(pFedMoAP), ICLR 2025",
-        {"heterogeneity": ({1, 2, 3, 4}, CLIENT_MEAN)},
-        {
-            **{
-                name: PaperProtocol(ours, 1.0, partition="disjoint:clients=10", shots=16, backbone=RN50, rounds=10)
-                for name, ours in FEW_SHOT.items()
-            },
-            "CIFAR10": PaperProtocol("cifar10", 0.1, partition=BY_LABEL, backbone=RN50, rounds=120),
-            "CIFAR100": PaperProtocol("cifar100", 0.1, partition=BY_LABEL, backbone=RN50, rounds=120),
-            "DomainNet": PaperProtocol("domainnet", 0.25, partition=BY_DOMAIN, backbone=VIT_B16, rounds=25),
-            "Office-Caltech10": PaperProtocol(
-                "office-caltech10", 0.5, partition=BY_DOMAIN, backbone=VIT_B16, rounds=25
-            ),
-        },
-        "The paper does not say which round it prints; its code shows the best one and the mean of the last five. "
-        "That code scores clients of pFedMoAP right after their own training, those of global methods after the "
-        "aggregation. CoOp trains for 25 epochs there, the federated methods for up to 50.",
-        about={"DomainNet": MISPAIRED.format("9.81"), "Office-Caltech10": MISPAIRED.format("9.40")},
-        titles={
-            "coop": ("CoOp",),
-            "promptfl-ft": ("PromptFL+FT",),
-            "pfedmoap": ("pFedMoAP", "pFedMoAP (lambda=0.5)"),
-            "pfedmoap-lambda-0": ("pFedMoAP (lambda=0.0)",),
-        },
-        has_heads=False,
-    ),
-}
+
+def _read(values: Path, about: Path) -> Paper:
+    raw, frame = tomllib.loads(about.read_text()), pd.read_csv(values)
+
+    def make(cls: type[T], table: Mapping[str, Any]) -> T:
+        check_keys(table, [each.name for each in fields(cls)], str(about))  # type: ignore[arg-type]
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+    raw |= {
+        "printed": {kind: make(PrintedIn, table) for kind, table in raw["printed"].items()},
+        "protocols": {dataset: make(PaperProtocol, table) for dataset, table in raw["protocols"].items()},
+        "doubts": [make(Doubt, table) for table in raw.get("doubts", ())],
+        "titles": {row: tuple(titles) for row, titles in raw.get("titles", {}).items()},
+    }
+    paper = make(Paper, raw)
+    labels = frame["setting"].str.extract(paper.setting, expand=False).fillna("")
+    return replace(paper, values=frame.assign(label=labels))
 
 
 def printed_source(published: str) -> tuple[str, str]:
@@ -115,12 +125,38 @@ def printed_source(published: str) -> tuple[str, str]:
     return (paper, dataset) if slash else ("vit", dataset)
 
 
-def setting_labels(settings: "pd.Series[str]", paper: str) -> "pd.Series[str]":
-    """How our settings find a printed one: by its label, or by nothing where the paper prints one number for each.
+class Printed(NamedTuple):
+    """What a paper prints for one of our numbers."""
 
-    Values of single domains have a label that no setting of ours has.
+    value: float
+    std: float  # NaN where the paper prints none
+    doubts: tuple[str, ...]
+
+
+def printed_value(suite: Suite, place: Place, metric: str, papers: Mapping[str, Paper]) -> Printed | None:
+    """The value of the paper that the setting names.
+
+    Variants of a method have none unless the paper prints them, nor has a head that is not treated as in the method's
+    paper.
     """
-    if paper != "clip":
-        return settings
-    domains = settings.str.extract("domain=(.*)", expand=False)
-    return domains.where(domains != "Average").fillna("")
+    setting = suite.settings[place.column]
+    name, dataset = printed_source(setting.published)
+    paper, row = papers.get(name), next(row for row in setting.rows if row.key == place.row)
+    if paper is None or not dataset or (row.key != row.method and row.key not in paper.titles):
+        return None
+    where = paper.printed.get(place.kind)
+    if where is None or place.reading != setting.reading(row, PAPER_POLICY):
+        return None
+    values = paper.values
+    found = values[
+        values["table"].isin(where.tables)
+        & (values["dataset"] == dataset)
+        & values["label"].isin([place.setting, ""])
+        & (values["metric"] == where.metrics.get(metric))
+        & values["method"].isin(paper.titles_of(row.key, place.title))
+    ]
+    if found.empty:
+        return None
+    printed = found.iloc[0].to_dict()
+    doubts = tuple(doubt.text for doubt in paper.doubts if doubt.concerns(printed))
+    return Printed(float(printed["value"]), float(printed.get("std", "nan")), doubts)

@@ -7,8 +7,6 @@ found in this resample. The difference that four of five resamples find has 80 %
 noise of their test images.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -31,21 +29,13 @@ POWER = 0.8
 SIMULATIONS = 1000
 
 
-@dataclass(frozen=True)
-class Detectable:
-    """True differences in points that are found with 80 % power."""
-
-    points: float  # for the median row of the table
-    worst: float  # for the row that varies most
-    comparisons: int  # that the level is divided by (Bonferroni: the first step of Holm's rule, its strictest)
-
-
 def smallest_detectable(
     accuracies: pd.DataFrame, control: str, comparisons: int | None = None, test_images: int | None = None
-) -> Detectable:
-    """Of all rows against ``control``; NaN where nothing can be compared.
+) -> float:
+    """The true difference in points that is found with 80 % power, for the median row; NaN without any to compare.
 
-    ``comparisons`` defaults to the number of other rows. ``test_images`` per client bounds the answer from below: a
+    The level is divided by ``comparisons``, by default the number of rows other than ``control`` (Bonferroni: the first
+    step of Holm's rule, its strictest). ``test_images`` per client bounds the answer from below: a
     true difference shows in at least that share of the test images, and which ones is chance, however equal the
     records look.
     """
@@ -61,9 +51,7 @@ def smallest_detectable(
         if np.nan_to_num(differences).any()
     ]
     least = _from_images([differences for _, differences in pairs], count, test_images)
-    if not per_row:
-        return Detectable(least, least, count)
-    return Detectable(float(np.fmax(np.median(per_row), least)), float(np.fmax(np.max(per_row), least)), count)
+    return float(np.fmax(np.median(per_row), least)) if per_row else least
 
 
 def _detectable(differences: Array, pool: Pool, comparisons: int) -> float:

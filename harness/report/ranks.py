@@ -20,15 +20,18 @@ LEAST_ROWS = 3  # two methods have only a sign test
 
 @dataclass(frozen=True)
 class MeanRanks:
+    """Who is ahead over all settings, and whether that may be chance."""
+
     ranks: "pd.Series[float]"  # by row, best first; rank 1 is the best of a setting, ties share
     settings: int
     p: float  # of Friedman's test that all rows are alike; NaN without enough settings
     critical_difference: float  # of mean ranks, at 5 % for all pairs together; NaN without enough settings
-    groups: tuple[tuple[str, ...], ...]  # rows, best first, that cannot be told apart; the largest such groups
+    groups: tuple[tuple[str, ...], ...]  # rows, best first, without a significant difference; the largest such groups
     verdict: str  # one sentence
 
     @property
     def enough(self) -> bool:
+        """Whether there are settings and rows enough for a test."""
         return not np.isnan(self.critical_difference)
 
 
@@ -69,10 +72,14 @@ def _groups(ranks: "pd.Series[float]", critical: float) -> tuple[tuple[str, ...]
 def _verdict(ranks: "pd.Series[float]", settings: int, p: float, groups: tuple[tuple[str, ...], ...]) -> str:
     over = f"over {settings} settings"
     if p >= LEVEL:
-        return f"Mean ranks {over} do not tell the {len(ranks)} rows apart (Friedman p = {p:.2f})."
+        return f"Mean ranks {over} show no significant difference between the {len(ranks)} rows (Friedman p = {p:.2f})."
     best = str(ranks.index[0])
     equals = next((len(group) - 1 for group in groups if best in group), 0)
-    rest = f"{_count(equals, 'other row')} cannot be told from it" if equals else "all others are behind"
+    rest = (
+        f"{_count(equals, 'other row')} {'does' if equals == 1 else 'do'} not differ significantly from it"
+        if equals
+        else "all others are behind"
+    )
     return f"Mean ranks differ {over} (Friedman p {_p(p)}): {best} has the best, {ranks.iloc[0]:.1f}, and {rest}."
 
 

@@ -23,8 +23,12 @@ ROUND_COLUMNS = ("round", "cohort", "loss", "floats_down", "floats_up", "bytes_d
 
 def run_records(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:
     """One row per evaluated round and client of each run, by the run's key; unreadable files are left out."""
-    files = _files(uri, runs, "records.csv", {"partition": str})
-    return {key: frame if "test_set" in frame else frame.assign(test_set=LOCAL) for key, frame in files}
+    return {key: with_test_set(frame) for key, frame in _files(uri, runs, "records.csv", {"partition": str})}
+
+
+def with_test_set(records: pd.DataFrame) -> pd.DataFrame:
+    """Records from before there were several test sets get the name of the only one."""
+    return records if "test_set" in records else records.assign(test_set=LOCAL)
 
 
 def run_rounds(uri: str, runs: Mapping[str, "Run"]) -> dict[str, pd.DataFrame]:

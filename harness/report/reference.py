@@ -4,10 +4,11 @@ cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, d
 records.csv.gz    every record of every finished cell
 partitions/       who has what: one file per partition, named by its hash
 suite.toml        the suite; tuned.toml the values it ran with
-cells.csv, tables.csv, report.md, figures/    as `fedprompt report` writes them
+cells.csv, tables.csv, report.md    as `fedprompt report` writes them, without figures
 README.md         what is missing, if anything is; versions; the commands that make it
 
-`restore` makes run folders of them again; `against` compares your runs with them.
+`restore` makes run folders of them again, `recorded_in` what reports are made from; `against` compares your runs with
+them.
 """
 
 import gzip
@@ -16,6 +17,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +26,20 @@ import pandas as pd
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
+from fedprompt.harness.report.collect import PLACE, Recorded, place_files
+from fedprompt.harness.report.compose import compose_report
+from fedprompt.harness.report.numbers import csv_text, numbers_frame
+from fedprompt.harness.report.records import with_test_set
+from fedprompt.harness.report.writers import markdown
 from fedprompt.harness.running.cell import Cell, cell_from_json
 from fedprompt.harness.running.folder import LockedError, finish, is_done, open_folder, run_folder
 from fedprompt.harness.running.suite import Suite
-from fedprompt.harness.running.suite_file import suite_path
+from fedprompt.harness.running.suite_file import load_suite, suite_path
+from fedprompt.harness.tuning.search import study_keys
+from fedprompt.harness.tuning.tuned import Tuned, read_tuned, tuned_choices, tuning_notes, write_tuned
 
 CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
-REPORT_FILES = ("cells.csv", "tables.csv", "report.md")
+TEXTS = ("reason", "code", "commit", "partition_hash", "data_checksum", "other_code", "cell")  # columns of cells.csv
 PACKAGES = ("fedprompt-bench", "torch", "timm", "numpy", "pillow")
 
 
@@ -42,17 +51,17 @@ def publish(suite: Suite, out: Path, folder: Path) -> str:
         raise UserError(f"no cell of suite {suite.name!r} is finished in {out}; run: {suite.command('bench')}")
     _check_nothing_is_lost({cell.hash: cell for cell in cells}, finished, folder, suite)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (PARTITIONS, "figures"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    shutil.rmtree(folder / PARTITIONS, ignore_errors=True)
     (folder / PARTITIONS).mkdir()
     lines = [json.dumps(_described(run_folder(out, cell), cell, folder), sort_keys=True) for cell in finished]
     write_atomic(folder / CELLS, _packed("\n".join(lines) + "\n"))
     records = pd.concat([_records(out, cell) for cell in finished], ignore_index=True)
     write_atomic(folder / RECORDS, _packed(records.to_csv(index=False, lineterminator="\n")))
-    for name in REPORT_FILES:
-        write_atomic(folder / name, (report / name).read_bytes())
+    write_atomic(folder / "cells.csv", (report / "cells.csv").read_bytes())
     write_atomic(folder / "suite.toml", suite_path(suite.file or suite.name).read_bytes())
-    shutil.copytree(report / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.pdf"))
+    if suite.tuned:
+        write_tuned(folder / "tuned.toml", [choice.entry for choice in tuned_choices(suite, out)])
+    write_texts(recorded_in(folder, suite), folder)
     missing = _missing(cells, finished)
     write_atomic(folder / "README.md", _readme(suite, len(finished), missing).encode())
     return missing
@@ -110,7 +119,7 @@ def _version(package: str) -> str:
 
 
 def _described(run: Path, cell: Cell, folder: Path) -> dict[str, object]:
-    """All that the run folder holds beside the records; its partition goes to a file of its own."""
+    """All that the run folder has besides the records; its partition goes to its own file."""
     summary = json.loads((run / "summary.json").read_text())
     if (run / "partition.npz").exists():
         shutil.copyfile(run / "partition.npz", _partition_file(folder, summary))
@@ -150,10 +159,61 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def published_records(folder: Path) -> pd.DataFrame:
+    """Every record of every finished cell; the column `cell` has its hash."""
     return pd.read_csv(folder / RECORDS, dtype={"partition": str})
 
 
+def published_suite(folder: Path) -> Suite:
+    """The suite as it was run: with its tuned values and weights."""
+    suite = replace(load_suite(str(folder / "suite.toml")), name=folder.name, file="")
+    entries = {entry.key: entry.params for entry in _published_choices(folder)}
+    tuned = {key: entries[study] for key, study in study_keys(suite).items() if study in entries}
+    backbone = next(iter(published_cells(folder).values())).backbone
+    return replace(suite, backbone=backbone, tuned=tuned)
+
+
+def published_notes(folder: Path) -> list[str]:
+    """How much the tuned values of a published run can be relied on."""
+    choices = _published_choices(folder)
+    return tuning_notes(choices) if choices else []
+
+
+def _published_choices(folder: Path) -> list[Tuned]:
+    return read_tuned(folder / "tuned.toml") if (folder / "tuned.toml").exists() else []
+
+
+def recorded_in(folder: Path, suite: Suite | None = None) -> Recorded:
+    """What a published run was reported from, without MLflow; ``suite`` is its suite, by default as published."""
+    suite = suite or published_suite(folder)
+    lines, cells = _lines(folder), published_cells(folder)
+    results = pd.read_csv(folder / "cells.csv", dtype=dict.fromkeys(TEXTS, str), float_precision="round_trip")
+    results = results.fillna(dict.fromkeys(TEXTS, ""))
+    planned = suite.planned()
+    if [(entry.row.key, entry.policy, entry.cell.seed) for entry in planned] != list(
+        results[["row", "policy", "seed"]].itertuples(index=False, name=None)
+    ):
+        raise UserError(f"{folder / 'cells.csv'} does not list the entries of its suite; publish the run again.")
+    results.insert(PLACE.index("column"), "column", [suite.settings.index(entry.setting) for entry in planned])
+    planned = tuple(
+        entry._replace(cell=cells.get(key, entry.cell)) for entry, key in zip(planned, results["cell"], strict=True)
+    )
+    by_cell = with_test_set(published_records(folder)).groupby("cell", sort=False)
+    records = {str(key): frame.drop(columns="cell") for key, frame in by_cell}
+    rounds = {line["hash"]: pd.read_csv(io.StringIO(line["rounds"]), dtype={"cohort": str}) for line in lines}
+    return place_files(suite, planned, results, records, rounds)
+
+
+def write_texts(recorded: Recorded, folder: Path, place: Path | None = None) -> None:
+    """Write tables.csv and report.md of the published run ``folder`` to ``place``, in the words of the present code."""
+    place = place or folder
+    document, summary = compose_report(recorded, folder, tuning_notes=published_notes(folder))
+    write_atomic(place / "tables.csv", csv_text(numbers_frame(recorded.suite, summary.numbers)).encode())
+    write_atomic(place / "report.md", markdown.render(document, place).encode())
+
+
 class Restored(NamedTuple):
+    """How many published cells were taken."""
+
     taken: int
     other: int  # published cells that are none of those wanted: of other code, or with other values
 

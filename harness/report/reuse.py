@@ -25,6 +25,7 @@ def still_holds(suite: Suite, uri: str, out: Path, accept_code: bool = False) ->
 
 
 def write_stamp(folder: Path, stamp: str, text: str) -> None:
+    """Keep what the report was made from, and what the terminal showed of it."""
     write_atomic(folder / TEXT, text.encode())
     write_atomic(folder / STAMP, stamp.encode())
 

@@ -1,21 +1,20 @@
-"""The tables of results: heterogeneity, unseen clients, V-sweep. (The ablation's is in `ablation`.)"""
+"""The tables of results: by setting and head policy with gains, ablations, V-sweeps."""
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import pandas as pd
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isnan
 
 from fedprompt.core.text import bytes_text
 from fedprompt.harness.federation.policy import POLICY_NAMES
 from fedprompt.harness.measuring.convergence import ERRORS, THRESHOLD
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
-from fedprompt.harness.report.comparisons import COMPARED, DECILES, NO_PROMPT
+from fedprompt.harness.report.comparisons import COMPARED, NO_PROMPT
 from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
-from fedprompt.harness.report.inference import LEVEL
+from fedprompt.harness.report.inference import PERCENTILES
+from fedprompt.harness.report.numbers import Key, Number, grouped
+from fedprompt.harness.running.suite import Suite
 
-BLANK = Entry("")
 DIFFERENT = "†"
 NOT_APPLICABLE = "n/a"
 RISING, FALLING = "↑", "↓"
@@ -35,85 +34,84 @@ DECILE_NOTE = Note(
 )
 
 
-def tables_of(summary: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """Heading, kind and numbers of each table, in the suite's order; settings of one heading and kind share a table."""
-    return [(str(table), str(kind), part) for (table, kind), part in summary.groupby(["table", "kind"], sort=False)]
+ABLATION_NOTES = (
+    Note("", "Difference: Average minus the reference's, in points, seed by seed; mean ± sample standard deviation."),
+    Note("", "95 % CI: of the paired difference (same seed, same client), over further clients and seeds like these."),
+)
+Part = Sequence[Number]
 
 
-def results(title: str, part: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, tuple[Grid, ...]]]:
+def tables_of(numbers: Part) -> dict[tuple[str, str], list[Number]]:
+    """Numbers by heading and kind of their table, in the suite's order; settings that share both share a table."""
+    return grouped(numbers, lambda n: (n.table, n.kind))
+
+
+def results(title: str, part: Part) -> Iterator[tuple[Part, tuple[Grid, ...]]]:
     """Numbers and their tables: the means with their gains, then how accuracies are spread over clients.
 
     With one head policy settings stand side by side; with several each setting has its own tables, by policy.
     """
-    if part["policy"].nunique() == 1:
-        groups = [
-            ColumnGroup(str(label), numbers) for (_, label), numbers in part.groupby(["column", "setting"], sort=False)
-        ]
-        yield part, tuple(_pair(title, part, groups))
+    columns = grouped(part, lambda n: n.column).values()
+    if len({number.policy for number in part}) == 1:
+        yield part, tuple(_pair(title, part, [(numbers[0].setting, numbers) for numbers in columns]))
         return
-    for (_, label), numbers in part.groupby(["column", "setting"], sort=False):
-        policies = numbers.groupby("policy", sort=False)
-        groups = [ColumnGroup(POLICY_HEADINGS[str(policy)], lines) for policy, lines in policies]
-        yield numbers, tuple(_pair(f"{title}: {label}", numbers, groups))
+    for numbers in columns:
+        policies = grouped(numbers, lambda n: POLICY_HEADINGS[n.policy])
+        yield numbers, tuple(_pair(f"{title}: {numbers[0].setting}", numbers, list(policies.items())))
 
 
-class ColumnGroup(NamedTuple):
-    """Columns that stand below one heading."""
-
-    heading: str
-    numbers: pd.DataFrame
-
-
-def _pair(title: str, part: pd.DataFrame, groups: Sequence[ColumnGroup]) -> Iterator[Grid]:
+def _pair(title: str, part: Part, groups: Sequence[tuple[str, Part]]) -> Iterator[Grid]:
+    """``groups`` are the numbers of the columns below one heading."""
     titles = row_titles(part)
-    kind, by_policy = str(part["kind"].iloc[0]), part["policy"].nunique() > 1
+    kind, by_policy = part[0].kind, len({number.policy for number in part}) > 1
     main = COMPARED[kind]
     metrics = [metric for metric in OF_KIND[kind] if metric == main or not by_policy]
-    columns = [column for group in groups for column in _means(group, list(titles), metrics)]
+    columns = [column for heading, numbers in groups for column in _means(heading, numbers, titles, metrics)]
     if kind == "heterogeneity":
-        columns.append(_sent(part, list(titles)))
+        columns.append(_sent(part, titles))
     meaning = "Differs from the control at 5 %, adjusted for all comparisons below one heading."
-    notes = (*_marked(columns, meaning), *_uncompared(part[part["metric"] == main]), *mark_notes(columns))
+    notes = (*_marked(columns, meaning), *_uncompared([n for n in part if n.metric == main]), *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
     others = [metric for metric in OF_KIND[kind] if metric not in metrics]
-    spread = [column for group in groups for column in _spread(group, list(titles), main, others)]
+    spread = [column for heading, numbers in groups for column in _spread(heading, numbers, titles, main, others)]
     if spread:
         yield Grid(f"{slug(title)}-clients", f"{title}, over clients", rows, tuple(spread), notes=(DECILE_NOTE,))
 
 
-def _means(group: ColumnGroup, keys: Sequence[str], metrics: Sequence[str]) -> Iterator[Column]:
+def _means(heading: str, numbers: Part, rows: Iterable[str], metrics: Sequence[str]) -> Iterator[Column]:
     for metric in metrics:
-        lines = group.numbers[group.numbers["metric"] == metric].set_index("row")
-        yield Column(group.heading, METRICS[metric], _entries(lines, keys))
-        if lines["control"].any():
-            gains = {str(key): _gain(number) for key, number in lines.iterrows()}
-            yield Column(group.heading, "Gain", tuple(gains.get(key, BLANK) for key in keys))
+        lines = {number.row: number for number in numbers if number.metric == metric}
+        yield Column(heading, METRICS[metric], _entries(lines, rows))
+        if any(number.control for number in lines.values()):
+            yield Column(heading, "Gain", tuple(_gain(lines[row]) if row in lines else Entry("") for row in rows))
 
 
-def _gain(number: "pd.Series[Any]") -> Entry:
-    if number["control"]:
+def _gain(number: Number) -> Entry:
+    if number.control:
         return Entry("control")
-    if pd.isna(number["gain"]):
+    gain = number.gain
+    if gain is None:
         return _absent(number)
-    low, high = (f"{edge:.1f}".replace("-", "−") for edge in (number["gain_low"], number["gain_high"]))
-    text = f"{number['gain']:+.1f}".replace("-", "−")
-    return Entry(f"{text} [{low}, {high}]", marks=DIFFERENT if number["gain_p_adjusted"] < LEVEL else "")
+    text = f"{gain.points:+.1f} [{gain.low:.1f}, {gain.high:.1f}]".replace("-", "−")
+    return Entry(text, marks=DIFFERENT if gain.significant else "")
 
 
-def _uncompared(numbers: pd.DataFrame) -> Iterator[Note]:
+def _uncompared(numbers: Part) -> Iterator[Note]:
     """Why finished rows have no gain where others have one; ``numbers`` are those of the compared metric."""
     heads, too_few = [], False
-    for _, lines in numbers.groupby(["column", "policy"], sort=False):
-        is_control = lines["control"].astype(bool)
-        controls = lines[is_control]
-        if controls.empty:  # no gains are shown
+    for lines in grouped(numbers, lambda n: (n.column, n.policy)).values():
+        controls = [number for number in lines if number.control]
+        if not controls:  # no gains are shown
             continue
-        without = lines.loc[~is_control & lines["gain"].isna() & (lines["status"] == "finished"), "reading"]
-        by_head = (controls["method"] == NO_PROMPT).all()  # a control that the suite names serves rows with any head
-        has_control = without.isin(controls["reading"]) | (not by_head)
-        heads += [POLICY_NAMES[reading] for reading in without[~has_control]]
-        too_few |= bool(has_control.any())
+        readings = {number.reading for number in controls}
+        by_head = all(number.method == NO_PROMPT for number in controls)  # else the suite names a control for all heads
+        for number in lines:
+            if not number.control and number.gain is None and number.status == "finished":
+                if by_head and number.reading not in readings:
+                    heads.append(POLICY_NAMES[number.reading])
+                else:
+                    too_few = True
     if heads:
         names = " or a ".join(dict.fromkeys(heads))
         yield Note("", f"No gain ({MISSING}): the table has no finished row of no prompt with a {names}, the control.")
@@ -128,7 +126,7 @@ def _marked(columns: Sequence[Column], meaning: str) -> Iterator[Note]:
 
 
 def mark_notes(columns: Sequence[Column]) -> Iterator[Note]:
-    """What the signs beside accuracies mean, where there are any."""
+    """What the signs next to accuracies mean, where there are any."""
     marks = "".join(entry.marks for column in columns for entry in column.entries)
     used = "".join(arrow for arrow in (RISING, FALLING) if arrow in marks)
     if used:
@@ -137,79 +135,114 @@ def mark_notes(columns: Sequence[Column]) -> Iterator[Note]:
         yield Note(UNTUNED, "Rates that were not tuned, while other rows have tuned ones.")
 
 
-def _spread(group: ColumnGroup, keys: Sequence[str], main: str, others: Sequence[str]) -> Iterator[Column]:
+def _spread(heading: str, numbers: Part, rows: Iterable[str], main: str, others: Sequence[str]) -> Iterator[Column]:
     """Metrics that the table of means leaves out, then deciles; no columns where there are no records."""
-    lines = group.numbers[group.numbers["metric"] == main].set_index("row")
     for metric in others:
-        yield Column(
-            group.heading,
-            METRICS[metric],
-            _entries(group.numbers[group.numbers["metric"] == metric].set_index("row"), keys),
-        )
-    if lines[DECILES].notna().any(axis=None):
-        for decile in DECILES:
+        lines = {number.row: number for number in numbers if number.metric == metric}
+        yield Column(heading, METRICS[metric], _entries(lines, rows))
+    lines = {number.row: number for number in numbers if number.metric == main}
+    if any(number.deciles for number in lines.values()):
+        for place, percent in enumerate(PERCENTILES):
             shares = {
-                str(key): _absent(number) if pd.isna(number[decile]) else Entry(f"{number[decile]:.1f}")
-                for key, number in lines.iterrows()
+                row: Entry(f"{number.deciles[place]:.1f}") if number.deciles else _absent(number)
+                for row, number in lines.items()
             }
-            yield Column(group.heading, f"{decile[1:]} %", tuple(shares.get(key, BLANK) for key in keys))
+            yield Column(heading, f"{percent} %", tuple(shares.get(row, Entry("")) for row in rows))
 
 
-def vsweep(title: str, part: pd.DataFrame) -> Grid:
+def vsweep(title: str, part: Part) -> Grid:
     """One column per V and one for what the most of them gain over one; one row per method, setting and policy."""
-    place = ["column", "policy", "row"]
-    lines = part.drop_duplicates(place)[[*place, "setting", "title"]]
-    settings, policies = (lines[name].nunique() > 1 for name in ("column", "policy"))
-    names = [
-        ", ".join([line["title"], *[line["setting"]] * settings, *[POLICY_HEADINGS[line["policy"]].lower()] * policies])
-        for line in lines.to_dict("records")
-    ]
-    keys = list(lines[place].itertuples(index=False, name=None))
-    columns = [
-        Column("", METRICS[str(metric)], _entries(numbers.set_index(place), keys))
-        for metric, numbers in part.groupby("metric", sort=False)
-    ]
+    settings, policies = (len(set(values)) > 1 for values in zip(*((n.column, n.policy) for n in part), strict=True))
+    names = {
+        n.entry: ", ".join([n.title, *[n.setting] * settings, *[POLICY_HEADINGS[n.policy].lower()] * policies])
+        for n in part
+    }
+    by_metric = {metric: {n.entry: n for n in numbers} for metric, numbers in grouped(part, lambda n: n.metric).items()}
+    columns = [Column("", METRICS[metric], _entries(numbers, names)) for metric, numbers in by_metric.items()]
     notes = [*mark_notes(columns)]
-    most = part["metric"].iloc[-1]
-    gains = part[part["metric"] == most].set_index(place)
-    if gains["gain"].notna().any():
-        columns.append(Column("", f"{METRICS[most]} − V=1", tuple(_gain(gains.loc[key]) for key in keys)))
+    most = list(by_metric)[-1]
+    if any(number.gain for number in by_metric[most].values()):
+        gains = tuple(_gain(by_metric[most][entry]) for entry in names)
+        columns.append(Column("", f"{METRICS[most]} − V=1", gains))
         notes += [Note("", SWEEP_NOTE), *_marked(columns, "Differs from V = 1 at 5 %, adjusted for the number of V.")]
-    return Grid(slug(title), title, tuple(names), tuple(columns), notes=tuple(notes))
+    return Grid(slug(title), title, tuple(names.values()), tuple(columns), notes=tuple(notes))
 
 
-def row_titles(part: pd.DataFrame) -> dict[str, str]:
-    return dict(part.drop_duplicates("row")[["row", "title"]].itertuples(index=False, name=None))
+def ablation(suite: Suite, title: str, part: Part) -> Grid:
+    """Average, then the paired difference from one row: its mean and spread over seeds, each seed, its interval."""
+    titles = row_titles(part)
+    several = len({number.policy for number in part}) > 1
+    columns: list[Column] = []
+    for (column, policy), numbers in grouped(part, lambda n: (n.column, n.policy)).items():
+        setting = suite.settings[column]
+        label = f"{setting.label}, {POLICY_HEADINGS[policy].lower()}" if several else setting.label
+        lines = {number.row: number for number in numbers}
+        columns.append(Column(label, METRICS["average"], _entries(lines, titles)))
+        if setting.reference:
+            texts = [_difference(lines.get(row), setting.reference, len(suite.seeds)) for row in titles]
+            heads = ("Difference", "Each seed", "95 % CI", "Clients")
+            columns += [
+                Column(label, head, tuple(map(Entry, column)))
+                for head, column in zip(heads, zip(*texts, strict=True), strict=True)
+            ]
+    explained = ABLATION_NOTES if any(suite.settings[number.column].reference for number in part) else ()
+    notes = (*explained, *mark_notes(columns))
+    return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)
 
 
-def _entries(numbers: pd.DataFrame, keys: Sequence[Any]) -> tuple[Entry, ...]:
-    """One entry per key of the frame's index; a row that a setting does not have is empty."""
-    return tuple(result_entry(numbers.loc[key]) if key in numbers.index else Entry("") for key in keys)
+def _difference(number: Number | None, reference: str, seeds: int) -> tuple[str, str, str, str]:
+    """The difference from the reference as text, of each seed, its interval, and how many clients that rests on."""
+    if number is None:
+        return "", "", "", ""
+    if number.row == reference:
+        return "reference", "", "", ""
+    pair = number.paired
+    if pair is None or not pair.by_seed:
+        return MISSING, MISSING, MISSING, MISSING
+    known, over_clients = len(pair.by_seed), pair.over_clients
+    spread = "" if known < 2 else f"±{pair.std:.2f}"
+    spread += "" if known == seeds else f" ({known}/{seeds})"
+    interval = MISSING
+    if over_clients and not isnan(over_clients.low):
+        interval = f"{signed(over_clients.low)} to {signed(over_clients.high)}"
+    clients = over_clients.clients if over_clients else 0
+    return signed(pair.mean) + spread, ", ".join(map(signed, pair.by_seed.values())), interval, str(clients)
 
 
-def result_entry(number: pd.Series) -> Entry:
+def row_titles(part: Part) -> dict[str, str]:
+    """Titles of the rows by key, in the table's order."""
+    return {number.row: number.title for number in part}
+
+
+def _entries(lines: Mapping[Key, Number], rows: Iterable[Key]) -> tuple[Entry, ...]:
+    """One entry per row; one that a setting does not have is empty."""
+    return tuple(result_entry(lines[row]) if row in lines else Entry("") for row in rows)
+
+
+def result_entry(number: Number) -> Entry:
     """Mean and deviation of one number, or why there is none."""
-    if number["status"] != "finished" or pd.isna(number["mean"]):
-        impossible = number["status"] == "finished" and number["metric"] in ("novel_average", "harmonic_mean")
+    if number.status != "finished" or isnan(number.mean):
+        impossible = number.status == "finished" and number.metric in ("novel_average", "harmonic_mean")
         return Entry(NOT_APPLICABLE) if impossible else _absent(number)
-    text = mean_and_spread(number["mean"], number["std"])
-    without = mean_and_spread(number["mean_exclude"], number["std_exclude"])
-    below = "" if without == text or pd.isna(number["mean_exclude"]) else f"[{without}]"
-    is_moving = number["moving"] >= MOVING_SHARE and number["metric"] not in UNMARKED
-    marks = "" if not is_moving else RISING if number["drift"] > 0 else FALLING
-    marks += UNTUNED if number["untuned"] else ""
-    if number["seeds"] < number["seeds_expected"]:
-        return Entry(f"{text} ({number['seeds']:.0f}/{number['seeds_expected']:.0f})", below, marks=marks)
-    return Entry(text, below, bold=bool(number["leads"]), marks=marks)
+    text = mean_and_spread(number.mean, number.std)
+    without = mean_and_spread(number.mean_exclude, number.std_exclude)
+    below = "" if without == text or isnan(number.mean_exclude) else f"[{without}]"
+    is_moving = number.moving >= MOVING_SHARE and number.metric not in UNMARKED
+    marks = "" if not is_moving else RISING if number.drift > 0 else FALLING
+    marks += UNTUNED if number.untuned else ""
+    if number.seeds < number.seeds_expected:
+        return Entry(f"{text} ({number.seeds}/{number.seeds_expected})", below, marks=marks)
+    return Entry(text, below, bold=number.leads, marks=marks)
 
 
-def _absent(number: "pd.Series[Any]") -> Entry:
+def _absent(number: Number) -> Entry:
     """In place of a number that is not there: what became of its cells."""
-    return Entry(str(number["status"]) if number["status"] in (FAILED, DIVERGED) else MISSING)
+    return Entry(number.status if number.status in (FAILED, DIVERGED) else MISSING)
 
 
 def mean_and_spread(mean: float, std: float) -> str:
-    return f"{mean:.2f}" + ("" if pd.isna(std) else f"±{std:.2f}")
+    """`61.23±0.50`, or the mean alone where there is one seed."""
+    return f"{mean:.2f}" + ("" if isnan(std) else f"±{std:.2f}")
 
 
 def signed(difference: float) -> str:
@@ -217,14 +250,15 @@ def signed(difference: float) -> str:
     return f"{difference:+.2f}".replace("-", "−")
 
 
-def _sent(part: pd.DataFrame, keys: Sequence[str]) -> Column:
+def _sent(part: Part, rows: Iterable[str]) -> Column:
     """What one client uploads in one round; a range where the settings of a table differ."""
-    low, high = (getattr(part.groupby("row")["bytes_up"], edge)().reindex(keys) for edge in ("min", "max"))
-    texts = [
-        MISSING if pd.isna(b) else bytes_text(a) if a == b else f"{bytes_text(a)} to {bytes_text(b)}"
-        for a, b in zip(low, high, strict=True)
-    ]
-    return Column("Sent", "", tuple(Entry(text) for text in texts))
+    sent = {
+        row: [n.bytes_up for n in numbers if not isnan(n.bytes_up)]
+        for row, numbers in grouped(part, lambda n: n.row).items()
+    }
+    edges = [(min(sent[row]), max(sent[row])) if sent[row] else () for row in rows]
+    texts = [" to ".join(map(bytes_text, dict.fromkeys(edge))) or MISSING for edge in edges]
+    return Column("Sent", "", tuple(map(Entry, texts)))
 
 
 def slug(title: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,17 +12,18 @@ from rich.console import Console
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
 from fedprompt.harness.recording.store import find_runs
-from fedprompt.harness.report.collect import collect
-from fedprompt.harness.report.compose import compose, summarise_suite
-from fedprompt.harness.report.document import Document
+from fedprompt.harness.report.collect import Recorded, collect
+from fedprompt.harness.report.compose import compose_report
+from fedprompt.harness.report.document import Document, WrittenFigure
 from fedprompt.harness.report.figures.write import write_figures
+from fedprompt.harness.report.numbers import Number, csv_text, numbers_frame
 from fedprompt.harness.report.reuse import make_stamp, write_stamp
 from fedprompt.harness.report.writers import html, latex, markdown, terminal
 from fedprompt.harness.running.suite import Suite
+from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
 
 PLACED = ["table", "setting", "row", "policy", "seed"]  # which number it is
 DESCRIBED = ["backbone", "weights", "params", "dataset", "partition", "code"]  # of a cell
-FIRST = ["suite", "table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"]
 
 
 def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool = False) -> Path:
@@ -37,31 +39,49 @@ def write_report(suite: Suite, uri: str, out: Path, console: Console, accept_cod
 
 
 def _write_report(suite: Suite, uri: str, out: Path, console: Console, accept_code: bool) -> Path:
+    from fedprompt.harness.tuning.study_tracker import tuning_frame
+
     suite_runs = find_runs(uri, suite.cells())
     stamp = make_stamp(suite, suite_runs, out, accept_code)
     recorded = collect(suite, uri, out, accept_code, suite_runs)
-    results = recorded.results
     folder = out / "report" / suite.name
-    loss = _loss(folder / "cells.csv", results)
+    notes = tuning_notes([choice.entry for choice in tuned_choices(suite, out)]) if suite.tuned else []
+    loss = _loss(folder / "cells.csv", recorded.results)
     if loss:
-        summary = summarise_suite(suite, results, recorded.records, out)
-        terminal.show(compose(suite, results, summary, (), _tuning_notes(suite, out)), console)
+        terminal.show(compose_report(recorded, out, tuning_notes=notes)[0], console)
         raise UserError(f"{folder} is left as it is: {loss} Remove the folder if you do not need it.")
-    shutil.rmtree(folder / "figures", ignore_errors=True)  # an earlier report may have had others
-    (folder / "figures").mkdir(parents=True)
-    summary = summarise_suite(suite, results, recorded.records, out)
-    figures = write_figures(recorded, summary.numbers, folder / "figures", _tuning(suite, uri))
-    document = compose(suite, results, summary, figures, _tuning_notes(suite, out))
-    _write(folder / "report.md", markdown.render(document, folder))
-    _write(folder / "index.html", html.render(document))
-    latex.write(document, folder)
-    _write(folder / "tables.csv", _tables_csv(suite, summary.numbers))
-    _write(folder / "cells.csv", _csv(results.drop(columns="column")))
+    document = write_files(recorded, folder, out, tuning_frame(uri, suite) if suite.tuned else None, notes)
     _show(document, folder, console)
     text = Console(file=io.StringIO(), width=console.width)
     _show(document, folder, text)
     write_stamp(folder, stamp, text.file.getvalue())  # type: ignore[attr-defined]
     return folder / "index.html"
+
+
+def write_files(
+    recorded: Recorded, folder: Path, out: Path, tuning: pd.DataFrame | None = None, tuning_notes: Sequence[str] = ()
+) -> Document:
+    """Every file of a report but the terminal's text; figures of an earlier one are removed.
+
+    Printed values are looked for in ``out`` first. ``tuning`` has what was tried, for figures; ``tuning_notes`` say how
+    much its outcome can be relied on.
+    """
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+
+    def draw(numbers: Sequence[Number]) -> Sequence[WrittenFigure]:
+        return write_figures(recorded, numbers, folder / "figures", tuning)
+
+    document, summary = compose_report(recorded, out, draw, tuning_notes)
+    texts = {
+        "report.md": markdown.render(document, folder),
+        "index.html": html.render(document),
+        "tables.csv": csv_text(numbers_frame(recorded.suite, summary.numbers)),
+        "cells.csv": csv_text(recorded.results.drop(columns="column")),
+    }
+    latex.write(document, folder)
+    for name, text in texts.items():
+        write_atomic(folder / name, text.encode())
+    return document
 
 
 def _show(document: Document, folder: Path, console: Console) -> None:
@@ -87,35 +107,3 @@ def _loss(earlier: Path, results: pd.DataFrame) -> str:
     ]
     why = f"these differ in {', '.join(differing)}" if differing else "MLflow has none of them now"
     return f"{len(lost)} of its {len(finished)} numbers are missing here; {why}."
-
-
-def _tuning(suite: Suite, uri: str) -> pd.DataFrame | None:
-    """What was tried before the tuned values were chosen."""
-    if not suite.tuned:
-        return None
-    from fedprompt.harness.tuning.study_tracker import tuning_frame
-
-    return tuning_frame(uri, suite)
-
-
-def _tuning_notes(suite: Suite, out: Path) -> list[str]:
-    """How much the tuned values can be relied on."""
-    if not suite.tuned:
-        return []
-    from fedprompt.harness.tuning.tuned import tuned_choices, tuning_notes
-
-    return tuning_notes([choice.entry for choice in tuned_choices(suite, out)])
-
-
-def _tables_csv(suite: Suite, numbers: pd.DataFrame) -> str:
-    """One line per number, at full precision."""
-    frame = numbers.assign(suite=suite.name, doubts=[" ".join(texts) for texts in numbers["doubts"]])
-    return _csv(frame[[*FIRST, *(name for name in frame if name not in (*FIRST, "column"))]])
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    return frame.to_csv(index=False, lineterminator="\n")
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomic(path, text.encode())

@@ -1,1 +1,1 @@
-"""Cells: what to run (suites), where (sites), how (executors, sessions), and the run folders that they leave."""
+"""Cells: what to run (suites), where (environments), how (executors, sessions), and the run folders that they leave."""

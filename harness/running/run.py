@@ -22,13 +22,13 @@ from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition,
 from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record, carry_out
+from fedprompt.harness.measuring.evaluation import Record, evaluate_due
 from fedprompt.harness.measuring.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.code import code_digest
+from fedprompt.harness.running.environment import DEFAULT_ENVIRONMENT, RunEnvironment
 from fedprompt.harness.running.folder import finish, is_done, open_folder, run_folder
 from fedprompt.harness.running.journal import Journal
-from fedprompt.harness.running.site import DEFAULT_SITE, Site
 from fedprompt.methods import registry
 
 GUARDED = 256  # about how many training images the zero-shot guard looks at
@@ -46,32 +46,32 @@ class RoundProgress:
 
 def run_cell(
     cell: Cell,
-    site: Site = DEFAULT_SITE,
+    environment: RunEnvironment = DEFAULT_ENVIRONMENT,
     report: Callable[[RoundProgress], None] = lambda _: None,
     restart: bool = False,
 ) -> Path:
     """Run, resume or skip ``cell``; returns its folder, finished. ``report`` is called after each round."""
-    folder = run_folder(site.out, cell)
+    folder = run_folder(environment.out, cell)
     if is_done(folder) and not restart:
         return folder
     code = code_digest(registry().get(cell.method), is_clip(cell.backbone.name))
     if code != cell.code:  # files were edited after the command began
         raise UserError(f"{cell.label} is of code {cell.code}, but this process has {code}; run the command again.")
-    torch.set_num_threads(site.threads)
+    torch.set_num_threads(environment.threads)
     keep_freed_memory()
-    dataset, partition, federation = assemble(cell, site)  # bad input fails here, before anything is written
+    dataset, partition, federation = assemble(cell, environment)  # bad input fails here, before anything is written
     rules = cell.protocol
     with open_folder(folder, cell, restart):
         if is_done(folder):  # another process has finished it in the meantime
             return folder
-        journal = Journal(folder, cell, partition.hash, dataset.checksum, site.device)
+        journal = Journal(folder, cell, partition.hash, dataset.checksum, environment.device)
         state, log = journal.state or federation.start(), journal.log
         partition.save(folder / "partition.npz")
         start_time, first_round = time.perf_counter(), state.round
-        counts = None if site.evaluate_all else Counts()
+        counts = None if environment.evaluate_all else Counts()
         for scheduled in federation.schedule(partition.unseen, after=state.round):
             log = federation.step(state, scheduled.cohort)
-            records = carry_out(federation, state, scheduled.evaluations, counts)
+            records = evaluate_due(federation, state, scheduled.evaluations, counts)
             journal.append(state, log, records)
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round
@@ -83,21 +83,21 @@ def run_cell(
             "seconds_per_round": seconds / max(1, rules.rounds - first_round),
             "partition_hash": partition.hash,
             "data_checksum": dataset.checksum,
-            "environment": environment(site),
+            "environment": versions(environment),
         }
         finish(folder, summary)
     return folder
 
 
-def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
+def assemble(cell: Cell, environment: RunEnvironment) -> tuple[Dataset, Partition, Federation]:
     """The data set, its partition and the federation of ``cell``, ready to start."""
-    dataset = _dataset(cell.dataset, site.data_root, cell.backbone.image_size)
+    dataset = _dataset(cell.dataset, environment.data_root, cell.backbone.image_size)
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
     resize_rows(dataset, partition.all_rows)
-    backbone = _backbone(cell.backbone, site.weights, site.device)
+    backbone = _backbone(cell.backbone, environment.weights, environment.device)
     cls = registry().get(cell.method)
     if "text" in cls.needs:
-        _check_zero_shot(cell.dataset, site.data_root, cell.backbone, site.weights, site.device)
+        _check_zero_shot(cell.dataset, environment.data_root, cell.backbone, environment.weights, environment.device)
     federation = make_federation(
         cls,
         cell.params,
@@ -107,27 +107,29 @@ def assemble(cell: Cell, site: Site) -> tuple[Dataset, Partition, Federation]:
         cell.protocol,
         cell.seed,
         features=lambda depth: cached_features(backbone, dataset, depth, partition.all_rows),
-        layer_inputs=lambda depth: _layer_inputs(cell.dataset, cell.backbone, depth, site),
-        device=site.device,
-        image_memory=site.image_memory,
+        layer_inputs=lambda depth: _layer_inputs(cell.dataset, cell.backbone, depth, environment),
+        device=environment.device,
+        image_memory=environment.image_memory,
     )
     return dataset, partition, federation
 
 
-def data_checksum(cell: Cell, site: Site) -> str:
+def data_checksum(cell: Cell, environment: RunEnvironment) -> str:
     """Of the data that ``cell`` would have now; empty if they are not at hand."""
     try:
-        return _dataset(cell.dataset, site.data_root, cell.backbone.image_size).checksum
+        return _dataset(cell.dataset, environment.data_root, cell.backbone.image_size).checksum
     except UserError:
         return ""
 
 
-def environment(site: Site) -> dict[str, str]:
-    device = torch.cuda.get_device_name(site.device) if site.device.startswith("cuda") else platform.machine()
+def versions(environment: RunEnvironment) -> dict[str, str]:
+    device = (
+        torch.cuda.get_device_name(environment.device) if environment.device.startswith("cuda") else platform.machine()
+    )
     return {
         "torch": torch.__version__,
         "device": device,
-        "threads": str(site.threads),
+        "threads": str(environment.threads),
         "python": platform.python_version(),
     }
 
@@ -153,10 +155,12 @@ def _backbone(spec: BackboneSpec, weights: str | None, device: str) -> FrozenViT
 
 
 @lru_cache(maxsize=1)
-def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, site: Site) -> LayerInputs:
+def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, environment: RunEnvironment) -> LayerInputs:
     """Kept from cell to cell: all rounds, seeds and partitions of a data set see the same images."""
-    images = _dataset(dataset, site.data_root, spec.image_size).images
-    return LayerInputs(_backbone(spec, site.weights, site.device), images, depth, site.token_memory)
+    images = _dataset(dataset, environment.data_root, spec.image_size).images
+    return LayerInputs(
+        _backbone(spec, environment.weights, environment.device), images, depth, environment.token_memory
+    )
 
 
 @lru_cache(maxsize=8)

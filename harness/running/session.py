@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.environment import DEFAULT_ENVIRONMENT, RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import REMEDY, damaged_file, is_done, run_folder
 from fedprompt.harness.running.run import RoundProgress, data_checksum
-from fedprompt.harness.running.site import DEFAULT_SITE, Site
 
 
 class Observer(typing.Protocol):
@@ -29,16 +29,16 @@ def finished_cells(cells: Sequence[Cell], out: Path) -> list[Cell]:
     return [cell for cell in cells if is_done(run_folder(out, cell))]
 
 
-def finished_outcomes(cells: Iterable[Cell], site: Site) -> Iterator[CellOutcome]:
+def finished_outcomes(cells: Iterable[Cell], environment: RunEnvironment) -> Iterator[CellOutcome]:
     """Outcomes of cells with finished folders: an error where a file is damaged or the data have changed since."""
     current: dict[tuple[str, int], str] = {}  # checksums by data set and image size
     for cell in cells:
-        folder, data = run_folder(site.out, cell), (cell.dataset, cell.backbone.image_size)
+        folder, data = run_folder(environment.out, cell), (cell.dataset, cell.backbone.image_size)
         if damaged := damaged_file(folder):
             yield CellOutcome(cell, folder, f"{folder / damaged} is not what the finished run wrote; {REMEDY}")
             continue
         if data not in current:
-            current[data] = data_checksum(cell, site)
+            current[data] = data_checksum(cell, environment)
         before = str(json.loads((folder / "summary.json").read_text())["data_checksum"])
         if current[data] and before != current[data]:
             change = f"checksum {before[:12]}, now {current[data][:12]}"
@@ -49,7 +49,7 @@ def finished_outcomes(cells: Iterable[Cell], site: Site) -> Iterator[CellOutcome
 
 def run_cells(
     cells: Sequence[Cell],
-    site: Site = DEFAULT_SITE,
+    environment: RunEnvironment = DEFAULT_ENVIRONMENT,
     observers: Sequence[Observer] = (),
     *,
     workers: int = 1,
@@ -66,8 +66,8 @@ def run_cells(
     """
     all_hashes = {cell.hash for cell in cells}
     again = all_hashes & set(restart) if isinstance(restart, Collection) else all_hashes if restart else set()
-    finished = [cell for cell in finished_cells(cells, site.out) if cell.hash not in again]
-    outcomes = list(finished_outcomes(finished, site))
+    finished = [cell for cell in finished_cells(cells, environment.out) if cell.hash not in again]
+    outcomes = list(finished_outcomes(finished, environment))
     for outcome in outcomes:  # observers may have missed its end
         _tell(observers, outcome)
     finished_hashes = {cell.hash for cell in finished}
@@ -78,7 +78,7 @@ def run_cells(
             observer.round(unfinished[progress.cell], progress)
 
     workers = min(workers, max(1, len(unfinished)))
-    for outcome in execute(list(unfinished.values()), site, on_round, workers, executor, again):
+    for outcome in execute(list(unfinished.values()), environment, on_round, workers, executor, again):
         if not outcome.locked and (report_unstarted or outcome.folder.exists()):
             _tell(observers, outcome)
         outcomes.append(outcome)

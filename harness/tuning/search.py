@@ -25,7 +25,7 @@ from typing import Any
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.fields import is_rate
-from fedprompt.harness.federation.policy import is_finetuned
+from fedprompt.harness.federation.policy import metric_suffix
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.running.cell import Cell, make_cell
 from fedprompt.harness.running.suite import Planned, Suite
@@ -281,4 +281,4 @@ def summary_keys(cell: Cell, entries: Sequence[Planned]) -> tuple[str, ...]:
     """The keys of the summary of ``cell`` that hold its validation average under the policies of ``entries``."""
     if not cell.protocol.finetune_epochs:
         return ("average",)
-    return tuple(sorted({"average_ft" if is_finetuned(entry.reading) else "average" for entry in entries}))
+    return tuple(sorted({f"average{metric_suffix(entry.reading)}" for entry in entries}))

@@ -8,14 +8,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import is_locked, run_folder
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.session import finished_cells, finished_outcomes
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.tuning.search import Point, Result, Search, finalists
 from fedprompt.harness.tuning.study import Study, tuning_lock
 from fedprompt.harness.tuning.study_tracker import StudyTracker
@@ -29,22 +30,35 @@ Wave = Mapping[Study, Sequence[Point]]  # points whose cells run together
 
 
 def tune(
-    studies: Sequence[Study], site: Site, tracker: StudyTracker, path: Path, workers: int, report: Report, ended: Ended
+    studies: Sequence[Study],
+    environment: RunEnvironment,
+    tracker: StudyTracker,
+    path: Path,
+    workers: int,
+    report: Report,
+    ended: Ended,
+    executor: str = "local",
 ) -> None:
-    """Run until every study is complete; its values are written to ``path`` as soon as it is."""
+    """Run until every study is complete; its values are written to ``path`` as soon as it is.
+
+    ``workers`` is also how many cells are proposed at a time, wherever they run.
+    """
+    run = partial(
+        _run, environment=environment, tracker=tracker, workers=workers, executor=executor, report=report, ended=ended
+    )
     wave: Wave = {study: study.propose(_share(workers, studies)) for study in studies}
     while wave:
         next_wave: dict[Study, Sequence[Point]] = {}
-        for study in _run(wave, site, tracker, workers, report, ended):
+        for study in run(wave):
             points = study.propose(_share(workers, wave))
             if points:
                 next_wave[study] = points
             elif not study.search.finals:
-                _record(study, site.out, tracker, path)
+                _record(study, environment.out, tracker, path)
         wave = next_wave
     finals = {study: [result.point for result in finalists(study.results)] for study in studies if study.search.finals}
-    for study in _run(finals, site, tracker, workers, report, ended, final=True):
-        _record(study, site.out, tracker, path)
+    for study in run(finals, final=True):
+        _record(study, environment.out, tracker, path)
 
 
 def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
@@ -53,7 +67,14 @@ def _share(workers: int, studies: Sequence[Study] | Wave) -> int:
 
 
 def _run(
-    wave: Wave, site: Site, tracker: StudyTracker, workers: int, report: Report, ended: Ended, final: bool = False
+    wave: Wave,
+    environment: RunEnvironment,
+    tracker: StudyTracker,
+    workers: int,
+    executor: str,
+    report: Report,
+    ended: Ended,
+    final: bool = False,
 ) -> Iterator[Study]:
     """Run the cells of all points; a study is yielded when the last of its points has ended."""
     cells: dict[str, Cell] = {}
@@ -71,7 +92,7 @@ def _run(
         report(cells[event.cell], event)
 
     outcomes: dict[str, CellOutcome] = {}
-    for outcome in _outcomes(cells.values(), site, tell, workers):
+    for outcome in _outcomes(cells.values(), environment, tell, workers, executor):
         if outcome.error:
             tracker.failed(outcome.cell, outcome.error)
         else:
@@ -92,16 +113,20 @@ def _run(
 
 
 def _outcomes(
-    cells: Iterable[Cell], site: Site, tell: Callable[[RoundProgress], None], workers: int
+    cells: Iterable[Cell],
+    environment: RunEnvironment,
+    tell: Callable[[RoundProgress], None],
+    workers: int,
+    executor: str,
 ) -> Iterator[CellOutcome]:
     """How each cell ended: before, here, or in another process, which is waited for once nothing else is left."""
     remaining = {cell.hash: cell for cell in cells}
     while remaining:
-        for outcome in finished_outcomes(finished_cells(list(remaining.values()), site.out), site):
+        for outcome in finished_outcomes(finished_cells(list(remaining.values()), environment.out), environment):
             del remaining[outcome.cell.hash]
             yield outcome
-        free = [cell for cell in remaining.values() if not is_locked(run_folder(site.out, cell))]
-        for outcome in execute(free, site, tell, min(workers, len(free))) if free else ():
+        free = [cell for cell in remaining.values() if not is_locked(run_folder(environment.out, cell))]
+        for outcome in execute(free, environment, tell, min(workers, len(free)), executor) if free else ():
             if not outcome.locked:
                 del remaining[outcome.cell.hash]
                 yield outcome

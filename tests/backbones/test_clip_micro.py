@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -144,3 +145,29 @@ def test_random_weights_pass_the_guard() -> None:
     clip = load_backbone(backbone_spec("micro-clip", "random"))
     assert isinstance(clip, FrozenCLIP)
     require_zero_shot(clip, 0.0, 10)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"vocabulary": []}',
+        '{"vocabulary": 3, "templates": []}',
+        '{"vocabulary": ["a"], "templates": ["{}"]}',
+    ],
+)
+def test_a_file_that_describes_itself_oddly_is_one_line(described: str, tmp_path: Path) -> None:
+    save_file(load_file(ASSET), tmp_path / "odd.safetensors", {"micro-clip": described})
+    with pytest.raises(UserError, match="are not a micro-clip file"):
+        backbone_spec("micro-clip", str(tmp_path / "odd.safetensors"))
+
+
+def test_a_file_without_a_scale_is_one_line(tmp_path: Path) -> None:
+    with safetensors.safe_open(ASSET, "pt") as file:
+        metadata = file.metadata()
+    state = {name: value for name, value in load_file(ASSET).items() if name != "logit_scale"}
+    save_file(state, tmp_path / "odd.safetensors", metadata)
+    with pytest.raises(UserError, match="are not a micro-clip file"):
+        backbone_spec("micro-clip", str(tmp_path / "odd.safetensors"))

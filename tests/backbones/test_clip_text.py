@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedprompt.backbones.clip import fill_template
 from fedprompt.backbones.text import Prompts, spoken_name
 from fedprompt.core.errors import UserError
 
@@ -141,9 +142,17 @@ def test_a_context_of_another_length_is_an_error() -> None:
         clip.text_features(CONTEXT, clip.class_prompts(NAMES, 3))
 
 
-def test_a_template_without_a_place_is_refused() -> None:
-    with pytest.raises(UserError, match="no place for the class name"):
-        rebuilt(tiny_open_clip()).template_features(NAMES, ["a photo"])
+@pytest.mark.parametrize(
+    ("template", "places"), [("a photo", "no places"), ("{} {}", "2 places"), ("{0}", "no places"), ("{", "no places")]
+)
+def test_a_template_has_one_place_for_the_name(template: str, places: str) -> None:
+    with pytest.raises(UserError, match=f"has {places} for the class name; write {{}} once"):
+        rebuilt(tiny_open_clip()).template_features(NAMES, [template])
+
+
+@pytest.mark.parametrize("name", ["{}", "{0}", "%s"])
+def test_braces_elsewhere_are_letters(name: str) -> None:
+    assert fill_template("{x} {} {y}", [name]) == [f"{{x}} {name} {{y}}"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import builtins
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -266,6 +267,49 @@ def test_an_unknown_model_gets_the_nearest() -> None:
 def test_an_image_size_the_patches_do_not_fill_is_refused() -> None:
     with pytest.raises(UserError, match=r"image size 30 .* take 24\."):
         backbone_spec(TINY, "random", 30)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("weights", ["random", "openai", None])
+@pytest.mark.parametrize(
+    "name", ["hf-hub:timm/ViT-B-16-SigLIP", "local-dir:{folder}", "{folder}/open_clip_config.json"]
+)
+def test_only_models_that_open_clip_lists(name: str, weights: str | None, tmp_path: Path) -> None:
+    """open_clip would fetch the first and build whatever a stranger's folder asks for."""
+    config = {"model_cfg": {"embed_dim": 32, "vision_cfg": VISION, "text_cfg": TEXT}, "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"unknown open_clip model '(hf-hub|local-dir|/)"):
+        backbone_spec("clip:" + name.format(folder=tmp_path), weights)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["roberta-ViT-B-32", "nllb-clip-base", "ViT-B-16-SigLIP", "ViT-H-14-worldwide"])
+def test_models_whose_text_side_must_be_fetched_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"needs '.*' of another library for its text; use one such as ViT-B-16"):
+        backbone_spec(f"clip:{name}", "random")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_nothing_is_fetched_until_weights_are_loaded() -> None:
+    spec = backbone_spec("clip:ViT-B-16-quickgelu", "openai")
+    assert spec == BackboneSpec("clip:ViT-B-16-quickgelu", "hub:openai", 224)
+    load_backbone(BackboneSpec(spec.name, "random", 224), device="meta")  # what a plan does
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000])
+def test_a_damaged_configuration_next_to_a_file_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "open_clip_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"open_clip_config\.json cannot be read: it "):
+        file_is_quick(save(tmp_path / "tiny.safetensors"))
 
 
 def test_without_open_clip_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -231,6 +232,19 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_other_words_for_weights_are_refused(value: str) -> None:
     with pytest.raises(UserError, match="must be 'hub', 'random' or a file"):
         backbone_spec(MICRO, value)
+
+
+@pytest.mark.parametrize("name", ["micro-vit", "micro-clip", "vit_tiny_patch16_224"])
+def test_a_fifo_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(UserError, match=r"pipe\.safetensors' cannot be read: it is not a plain file"):
+        backbone_spec(name, str(tmp_path / "pipe.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["hf-hub:timm/vit_tiny_patch16_224", "local-dir:/tmp", "hf_hub:x/y"])
+def test_names_that_timm_would_fetch_are_unknown(name: str) -> None:
+    with pytest.raises(UserError, match="unknown backbone"):
+        backbone_spec(name, "random")
 
 
 def test_an_unknown_backbone_gets_the_nearest() -> None:

@@ -27,3 +27,9 @@ def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:
     check_keys({"rounds": 3}, {"rounds", "seeds"}, "suite 'x'")
     with pytest.raises(UserError, match=r"^unknown key in suite 'x' 'round'\. Did you mean 'rounds'\?"):
         check_keys({"seeds": 1, "round": 3}, {"rounds", "seeds"}, "suite 'x'")
+
+
+def test_escape_sequences_of_what_is_quoted_have_no_effect() -> None:
+    error = unknown("method", "\x1b[2Jfedvpt\u202e", ["\x07bell"])
+    assert str(error).isprintable()
+    assert "\\x1b[2J" in str(UserError("plugin says \x1b[2J"))

@@ -139,10 +139,37 @@ def test_a_broken_archive_leaves_nothing(tmp_path: Path, keep: float) -> None:
     assert names(tmp_path) == ["a.tar.gz"]
 
 
-def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
-    archive = tar_of(tmp_path / "a.tar.gz", {"../../evil": b"x"})
-    with pytest.raises(UserError, match="cannot be unpacked"):
-        unpack(Download("http://x/a.tar.gz", ""), archive)
+@pytest.mark.parametrize("name", ["../../evil", "../evil", "a/../../evil", "/tmp/fedprompt-evil"])
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_an_archive_cannot_write_outside(tmp_path: Path, kind: str, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    archive = tmp_path / "data" / f"a.{kind}"
+    if kind == "tar":
+        tar_of(archive, {"a/x": b"x", name: b"x"})
+    else:
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("a/x", "x")
+            packed.writestr(name, "x")
+    if kind == "tar" and name.startswith("/"):
+        unpack(Download("http://x/a", ""), archive)  # tar drops the slash: the file stays inside
+        assert not Path(name).exists()
+        return
+    with pytest.raises(UserError, match=r"cannot be unpacked \(.*evil.*\); delete it") as caught:
+        unpack(Download("http://x/a", ""), archive)
+    assert "\n" not in str(caught.value)
+    assert (names(tmp_path), names(tmp_path / "data"), Path(name).exists()) == (["data"], [f"a.{kind}"], False)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_an_archive_holds_plain_files_only(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        info = tarfile.TarInfo("a/entry")
+        info.type, info.linkname = kind, "x"
+        packed.addfile(tarfile.TarInfo("a/x"))
+        packed.addfile(info)
+    with pytest.raises(UserError, match=r"cannot be unpacked \(.*a/entry"):
+        unpack(Download("http://x/a.tar", ""), tmp_path / "a.tar")
+    assert names(tmp_path) == ["a.tar"]
 
 
 def test_an_encrypted_archive_is_one_line(tmp_path: Path) -> None:

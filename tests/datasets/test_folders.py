@@ -142,7 +142,7 @@ def test_images_at_two_depths_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_images(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match="holds no images"):
+    with pytest.raises(MissingDataError, match="has no images"):
         user_folder(tmp_path)
     with pytest.raises(MissingDataError, match="none is missing"):
         user_folder(tmp_path / "none")
@@ -177,12 +177,31 @@ def test_a_broken_link_is_a_bad_file(tmp_path: Path) -> None:
 
 
 def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    tree(tmp_path / "elsewhere", "CLASS")
-    (tmp_path / "mine").mkdir()
+    tree(tmp_path / ".elsewhere", "CLASS")
     for name in CLASSES:
-        (tmp_path / "mine" / name).symlink_to(tmp_path / "elsewhere" / name)
-    (tmp_path / "elsewhere" / "cat" / "up").symlink_to(tmp_path / "mine")
-    check(user_folder(tmp_path / "mine"), 10)
+        (tmp_path / name).symlink_to(tmp_path / ".elsewhere" / name)
+    (tmp_path / ".elsewhere" / "cat" / "up").symlink_to(tmp_path)
+    check(user_folder(tmp_path), 10)
+
+
+@pytest.mark.parametrize("name", ["cat/link.png", "cow"])
+def test_a_link_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    tree(tmp_path / "mine", "CLASS")
+    tree(tmp_path / "private", "CLASS")
+    target = tmp_path / "private" / "cat"
+    (tmp_path / "mine" / name).symlink_to(target / "0.png" if name.endswith("png") else target)
+    for read in (prepare, load_dataset):
+        with pytest.raises(UserError, match=rf"mine/{name} cannot be read: it leads out of .*mine$"):
+            read(f"folder:{tmp_path / 'mine'}")
+
+
+def test_a_fifo_with_the_name_of_an_image_is_a_bad_file(tmp_path: Path) -> None:
+    tree(tmp_path, "CLASS")
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    preparation = prepare(f"folder:{tmp_path}")
+    assert [(Path(path).name, reason) for path, reason in preparation.unreadable] == [
+        ("pipe.png", "it is not a plain file")
+    ]
 
 
 def test_images_replaced_by_others_of_equal_size_and_age_are_noticed(tmp_path: Path) -> None:
@@ -227,3 +246,14 @@ def test_a_loop_of_links(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UserError, match="give the path of"):
         load_dataset(f"folder:{tmp_path / 'loop'}")
+
+
+def test_escape_sequences_in_names_are_written_out(tmp_path: Path) -> None:
+    for name in ("\x1b[2Jcat", "dog\u202e"):
+        for k in range(5):
+            paint(tmp_path / name / f"{k}.png", 0)
+    (tmp_path / "dog\u202e" / "\x07.png").write_bytes(b"no image")
+    report = prepare(f"folder:{tmp_path}", skip_bad=True).format_report()
+    assert report.replace("\n", "").isprintable()
+    assert "\\x1b[2Jcat" in report
+    assert all(note.isprintable() for note in dataset_notes(f"folder:{tmp_path}"))

@@ -104,7 +104,7 @@ def test_an_encrypted_zip_is_one_line(tmp_path: Path) -> None:
 def test_domainnet_with_a_strange_line(tmp_path: Path) -> None:
     paint_domainnet(tmp_path, {})
     (tmp_path / "real_train.txt").write_text("something 1\n")
-    with pytest.raises(UserError, match="holds the line 'something', which is not <domain>/<class>/<file>"):
+    with pytest.raises(UserError, match="has the line 'something', which is not <domain>/<class>/<file>"):
         SOURCES["domainnet"].listing(tmp_path)
 
 
@@ -237,7 +237,7 @@ def test_food101(tmp_path: Path) -> None:
         (tmp_path / "meta" / f"{split}.json").write_text(json.dumps(dict(reversed(lists.items()))))
     check(SOURCES["food101"].list_files(tmp_path), 8)
     (tmp_path / "meta" / "test.json").write_text('{"apple_pie": [')
-    with pytest.raises(UserError, match=r"food101: the lists in .* cannot be read"):
+    with pytest.raises(UserError, match=r"food101: the list .*test\.json cannot be read"):
         SOURCES["food101"].listing(tmp_path)
 
 
@@ -279,3 +279,27 @@ def test_odd_names_and_hidden_files_in_a_tree(tmp_path: Path) -> None:
     assert listing.class_names == tuple(names)
     check(listing, 12, official_split=False)
     assert np.bincount(listing.labels[listing.is_test]).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("path", ["banded/../../../secret.jpg", "/etc/secret.jpg"])
+def test_a_list_cannot_name_a_file_elsewhere(path: str, tmp_path: Path) -> None:
+    (tmp_path / "labels").mkdir()
+    for split, line in (("train1", "banded/a.jpg"), ("val1", "banded/b.jpg"), ("test1", path)):
+        (tmp_path / "labels" / f"{split}.txt").write_text(line)
+    with pytest.raises(UserError, match=r"names .*secret\.jpg, which lies elsewhere; fetch it again"):
+        SOURCES["dtd"].listing(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no matlab file", b"MATLAB 5.0" + bytes(200)])
+def test_a_damaged_matlab_file_is_one_line(content: bytes, tmp_path: Path) -> None:
+    for name in ("imagelabels.mat", "setid.mat"):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=r"imagelabels\.mat is damaged .*; fetch it again"):
+        SOURCES["flowers102"].listing(tmp_path)
+
+
+def test_a_deeply_nested_list_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "train.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"train\.json cannot be read: it is nested more than 50 levels deep"):
+        SOURCES["food101"].listing(tmp_path)

@@ -115,6 +115,35 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train", np.array([-1])),
+        ("train", np.array([0.5])),
+        ("train", np.array([[1]])),
+        ("train_sizes", np.array([-5, 5])),
+        ("train_sizes", np.array(["x"])),
+        ("unseen", np.array([[1, 2]])),
+        ("base_classes", np.array([1, 2])),
+        ("hash", np.array([])),
+    ],
+)
+def test_odd_arrays_are_one_line(tmp_path: Path, name: str, value: np.ndarray) -> None:
+    partition("domains:m=2").save(tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as file:
+        arrays = {**file, name: value}
+    np.savez(tmp_path / "p.npz", **arrays)
+    with pytest.raises(UserError, match=r"^partition file .*make it again$"):
+        Partition.load(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\5\6" + bytes(18)])
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.npz").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        Partition.load(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("domains:m=7", "m=7 but 'tiny' has 6 domains; use m=1..6"),

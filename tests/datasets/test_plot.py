@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,9 @@ def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
         plot_partition(
             make_partition(parse_partition("domains:m=1"), dataset, 0), dataset, tmp_path / "file" / "who.png"
         )
+
+
+def test_dollar_signs_in_names_are_no_formulas(tmp_path: Path) -> None:
+    dataset = dataclasses.replace(tiny_dataset(2, 1), class_names=(r"$\frac$", "\x1b[2J"), name=r"$\nothing$")
+    plot_partition(make_partition(parse_partition("disjoint:clients=2"), dataset, 0), dataset, tmp_path / "who.png")
+    assert (tmp_path / "who.png").stat().st_size > 1000

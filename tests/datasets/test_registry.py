@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_other_image_sizes(office: Path) -> None:
 
 def test_a_wrong_number_of_classes(office: Path) -> None:
     (office / "dslr" / "c3").rename(office / "dslr" / "extra")
-    with pytest.raises(UserError, match="holds 11 classes, not 10"):
+    with pytest.raises(UserError, match="has 11 classes, not 10"):
         load_dataset("office-caltech10", root=office)
 
 
@@ -229,3 +230,22 @@ def test_prepare_fetches_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
         prepare("cifar10", tmp_path, download=False)
     preparation = prepare("cifar10", tmp_path)
     assert preparation.count(split="train") == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"pets": []}', '{"pets": "/etc"}', "{", "[" * 100_000])
+def test_a_damaged_list_of_names_is_one_line(text: str, own_cache: Path) -> None:
+    file = own_cache / "datasets" / "names.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    for ask in (dataset_names, lambda: load_dataset("pets"), lambda: describe_dataset("pets")):
+        with pytest.raises(UserError, match=r"names\.json cannot be read: "):
+            ask()
+
+
+@pytest.mark.parametrize("damage", ["notes", "duplicates", "unreadable"])
+def test_a_damaged_account_is_made_again(office: Path, damage: str, own_cache: Path) -> None:
+    prepare("office-caltech10", office)
+    file = own_cache / "datasets" / "office-caltech10" / "meta.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), damage: 3}))
+    assert prepare("office-caltech10", office).complete
+    assert isinstance(json.loads(file.read_text())[damage], list)

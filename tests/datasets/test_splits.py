@@ -278,7 +278,7 @@ def test_an_impossible_dirichlet_partition_names_the_client_that_is_short() -> N
         ),
         ("domains:m=1,clients=999999996", "999999996 clients with at least 1 test images each, but 'tiny' has 600"),
         ("classes:s=1,clients=999999990", "use clients=1..600"),
-        ("classes:s=10,clients=600", "600 clients share each class, and no share of 'tiny' holds an image"),
+        ("classes:s=10,clients=600", "600 clients share each class, and no share of 'tiny' has an image"),
         ("disjoint:clients=999999999", "'tiny' has 10 classes; use clients=1..10"),
     ],
 )

@@ -15,6 +15,7 @@ from fedprompt.datasets import _store
 from fedprompt.datasets._store import ARRAYS, is_store, new_store, open_store, write_images, write_store
 from fedprompt.datasets.testing import tiny_dataset
 
+Change = Callable[[np.ndarray], np.ndarray]
 FullDisk = Callable[[int], AbstractContextManager[None]]
 
 
@@ -146,3 +147,72 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write the prepared data"):
         store(tmp_path / "file" / "tiny")
+
+
+@pytest.mark.parametrize("key", ARRAYS)
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"PK\3\4", b"\x80\4]."])
+def test_an_array_that_is_none_is_refused(tmp_path: Path, key: str, content: bytes) -> None:
+    store(tmp_path / "tiny")
+    (tmp_path / "tiny" / f"{key}.npy").write_bytes(content)
+    with pytest.raises(UserError, match=rf"cannot be read \(.*{key}\.npy .*; delete the folder and prepare again"):
+        open_store(tmp_path / "tiny")
+
+
+def test_a_fifo_in_place_of_an_array_is_refused(tmp_path: Path) -> None:
+    store(tmp_path / "tiny")
+    (tmp_path / "tiny" / "labels.npy").unlink()
+    os.mkfifo(tmp_path / "tiny" / "labels.npy")
+    with pytest.raises(UserError, match=r"labels\.npy cannot be read: .*not a plain file"):
+        open_store(tmp_path / "tiny")
+
+
+def rewritten(folder: Path, key: str, array: np.ndarray) -> None:
+    """Another array with the checksum that belongs to it, as a stranger's store may have."""
+    np.save(folder / f"{key}.npy", array)
+    meta = json.loads((folder / "meta.json").read_text())
+    arrays = {name: np.load(folder / f"{name}.npy") for name in ARRAYS}
+    digests = _store.running_digests(arrays, tuple(meta["class_names"]), tuple(meta["domain_names"]))
+    meta |= {"digests": digests, "checksum": digests["is_test"]}
+    meta["bytes"][key] = (folder / f"{key}.npy").stat().st_size
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "fault"),
+    [
+        ("labels", lambda a: a + 1000, "number more than the 10 names"),
+        ("labels", lambda a: a - 1, "number more than the 10 names"),
+        ("domains", lambda a: a + 6, "number more than the 6 names"),
+        ("labels", lambda a: a[:-1], "differ in length"),
+        ("labels", lambda a: a.astype(float), "labels.npy has the shape"),
+        ("images", lambda a: a[0], "images.npy has the shape"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused(tmp_path: Path, key: str, change: Change, fault: str) -> None:
+    store(tmp_path / "tiny")
+    rewritten(tmp_path / "tiny", key, change(np.load(tmp_path / "tiny" / f"{key}.npy")))
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{fault}.*; delete the folder and prepare again"):
+            open_store(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("value", [{}, [], 3, None, "", [{}], [[]]])
+@pytest.mark.parametrize("key", ["checksum", "digests", "bytes", "class_names", "domain_names", "name", "version"])
+def test_an_odd_value_in_the_meta_file_gives_no_traceback(tmp_path: Path, key: str, value: object) -> None:
+    store(tmp_path / "tiny")
+    meta = json.loads((tmp_path / "tiny" / "meta.json").read_text())
+    (tmp_path / "tiny" / "meta.json").write_text(json.dumps({**meta, key: value}))
+    if key in ("digests", "name"):  # neither decides whether the bytes are right
+        assert len(open_store(tmp_path / "tiny").labels) == 1800
+    else:
+        with pytest.raises(UserError, match="delete the folder and prepare again"):
+            open_store(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "[" * 100_000])
+def test_odd_stamps_mean_that_every_byte_is_checked(tmp_path: Path, text: str) -> None:
+    store(tmp_path / "tiny")
+    flip_last_bit(tmp_path / "tiny" / "labels.npy")
+    (tmp_path / "tiny" / "verified.json").write_text(text)
+    with pytest.raises(UserError, match="do not match their checksum"):
+        open_store(tmp_path / "tiny")

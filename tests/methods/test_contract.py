@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods import Task, weighted_mean
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -35,7 +36,7 @@ def test_a_backbone_without_what_the_method_needs_is_refused() -> None:
 
 def test_a_download_is_the_servers_state_for_each_client() -> None:
     method = toy_federation(HeadTune).method
-    sent = method.download({"a": torch.tensor([1.0, 2.0])}, [4, 7, 9])
+    sent = hooks.download(method, {"a": torch.tensor([1.0, 2.0])}, [4, 7, 9])
     assert sent["a"].tolist() == [[1, 2]] * 3
 
 

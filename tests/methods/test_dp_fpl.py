@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, watch
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods import State
 from fedprompt.methods._headed import cross_entropy
 from fedprompt.methods.dp_fpl import DPFPL, epsilon, factors, full_gradient
@@ -157,5 +159,5 @@ def test_epsilon_is_logged_for_both_releases_of_every_step() -> None:
 
 def test_only_the_shared_context_travels() -> None:
     federation = toy_federation(DPFPL)
-    assert set(federation.method.download(federation.start().server, ALL)) == {"context"}
-    assert federation.method.payload() == (256, 256)
+    assert set(hooks.download(federation.method, federation.start().server, ALL)) == {"context"}
+    assert floats_sent(federation.method) == (256, 256)

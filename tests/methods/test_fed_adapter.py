@@ -1,8 +1,10 @@
 import torch
+from support.payloads import floats_sent
 from support.toy_start import ALL, toy_start
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods.fed_adapter import WEIGHTS, FedAdapter
 
 
@@ -34,10 +36,10 @@ def test_equal_uploads_are_a_fixed_point() -> None:
 
 def test_payload_is_the_adapters_and_never_a_local_head() -> None:
     federation, method, _, _ = toy_start(FedAdapter, bottleneck=5)
-    assert method.payload() == (3 * (2 * 32 * 5 + 5 + 32),) * 2
-    assert set(method.download(federation.start().server, ALL)) == set(WEIGHTS)
+    assert floats_sent(method) == (3 * (2 * 32 * 5 + 5 + 32),) * 2
+    assert set(hooks.download(method, federation.start().server, ALL)) == set(WEIGHTS)
     shared_head = toy_federation(FedAdapter, {"bottleneck": 5}, head="global").method
-    assert shared_head.payload()[0] - method.payload()[0] == 4 * 32 + 4
+    assert floats_sent(shared_head)[0] - floats_sent(method)[0] == 4 * 32 + 4
 
 
 def test_without_sharing_it_is_local_training() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.backbones.backbone import shallow
@@ -152,7 +153,7 @@ def test_a_visit_goes_on_with_what_came_back() -> None:
 def test_what_travels_is_two_groups() -> None:
     federation, method, state = after(0)
     log = federation.step(state)
-    assert log.floats_down == log.floats_up == 4 * 2 * (2 * 16 + 2 * 32) == 4 * method.payload()[0]
+    assert log.floats_down == log.floats_up == 4 * 2 * (2 * 16 + 2 * 32) == 4 * floats_sent(method)[0]
 
 
 def test_groups_begin_at_words_and_differ() -> None:

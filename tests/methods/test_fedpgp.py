@@ -6,6 +6,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods import State
 from fedprompt.methods.fedpgp import FedPGP, contrast
 from fedprompt.methods.promptfl import PromptFL
@@ -69,7 +70,7 @@ def test_logits_have_one_column_per_class() -> None:
 
 def test_only_the_shared_context_travels() -> None:
     federation = toy_federation(FedPGP)
-    received = federation.method.download(federation.start().server, ALL)
+    received = hooks.download(federation.method, federation.start().server, ALL)
     assert {name: tuple(tensor.shape) for name, tensor in received.items()} == {"context": (4, 16, 16)}
 
 

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.core.errors import UserError
@@ -118,7 +119,7 @@ def test_rows_beyond_a_clients_length_stay_empty() -> None:
 def test_clients_of_different_lengths_share_one_context() -> None:
     federation, state = after_rounds(FedPHA, {"own_lengths": "3,5", "length": 4}, 1)
     assert {name: tuple(tensor.shape) for name, tensor in state.server.items()} == {"context": (4, 16)}
-    assert federation.method.payload() == (64, 64)
+    assert floats_sent(federation.method) == (64, 64)
 
 
 @pytest.mark.parametrize("lengths", ["", "x", "0,4"])

@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from support.toy_start import ALL, toy_start
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import FederationState
 from fedprompt.methods import Batch, State
 from fedprompt.methods.fedsa_lora import FedSALora
@@ -60,9 +62,9 @@ def test_features_are_those_of_a_tower_with_updated_weights() -> None:
 )
 def test_only_the_shared_factors_travel(share: str, keys: set[str], floats: int) -> None:
     federation, method, theta, _ = toy_start(FedSALora, share=share)
-    received = method.download(federation.start().server, ALL)
+    received = hooks.download(method, federation.start().server, ALL)
     assert set(received) == keys == set(method.upload(theta, received))
-    assert method.payload() == (floats, floats) == (2 * 3 * 8 * 32 * len(keys),) * 2
+    assert floats_sent(method) == (floats, floats) == (2 * 3 * 8 * 32 * len(keys),) * 2
 
 
 def test_with_a_fixed_first_factor_it_never_moves() -> None:
@@ -91,11 +93,11 @@ def test_averaging_both_factors_is_not_averaging_the_updates() -> None:
         assert torch.allclose(product(mean), mean_of_products, atol=1e-4) is agree
 
 
-def test_newcomers_train_what_is_private() -> None:
+def test_unseen_clients_train_what_is_private() -> None:
     method = toy_start(FedSALora)[1]
-    assert set(method.newcomer_stages(5)[0].rates) == {"up", "head.weight", "head.bias"}
+    assert set(hooks.unseen_stages(method, 5)[0].rates) == {"up", "head.weight", "head.bias"}
     with_global_head = toy_federation(FedSALora, head="global").method
-    assert set(with_global_head.newcomer_stages(5)[0].rates) == {"up"}
+    assert set(hooks.unseen_stages(with_global_head, 5)[0].rates) == {"up"}
 
 
 def test_clients_keep_their_second_factor() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -129,7 +130,7 @@ def test_all_classes_are_a_switch() -> None:
 def test_parameters_are_counted_by_the_formula() -> None:
     method, theta, _ = build()
     counted = sum(tensor[0].numel() for tensor in theta.values())
-    assert counted == 4 * 16 + 16 * 16**2 + 19 * 16 + (24 * 16 + 16) == method.payload()[0]
+    assert counted == 4 * 16 + 16 * 16**2 + 19 * 16 + (24 * 16 + 16) == floats_sent(method)[0]
 
 
 def test_heads_must_fit() -> None:

@@ -5,6 +5,7 @@ import torch
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods import Batch, registry
 from fedprompt.methods._headed import cross_entropy, head_init, linear, prompt_init
 
@@ -99,9 +100,9 @@ def test_first_values_change_prompts_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in registry().names(FrozenViT.offers) if n != "head-tune"])
 def test_the_head_has_its_own_rate_where_given(name: str) -> None:
     method = toy_federation(registry().get(name), {"lr": 0.25, "head_lr": 0.5}).method
-    for stage in (*method.stages(1), method.adaptation(1)):
+    for stage in (*hooks.stages(method, 1), hooks.adaptation(method, 1)):
         heads = {rate for tensor, rate in stage.rates.items() if tensor.startswith("head.")}
         assert heads == {0.5}
         assert 0.5 not in [rate for tensor, rate in stage.rates.items() if not tensor.startswith("head.")]
-    for stage in method.newcomer_stages(1):
+    for stage in hooks.unseen_stages(method, 1):
         assert {rate for tensor, rate in stage.rates.items() if tensor.startswith("head.")} <= {0.5}

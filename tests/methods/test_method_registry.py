@@ -7,6 +7,7 @@ import pytest
 from fedprompt.core.errors import UserError
 from fedprompt.harness.federation.policy import POLICIES
 from fedprompt.methods import Method, _registry, load_plugin
+from fedprompt.methods._mixins import MIXINS, missing_mixin
 from fedprompt.methods._registry import Registry, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -107,13 +108,30 @@ def test_a_method_that_lacks_parts_is_refused_and_told_which() -> None:
         name = "half"
         title = "Half"
         paper = "none"
-        payload_formula = "0"
-
-        def payload(self) -> tuple[int, int]:
-            return 0, 0
 
     with pytest.raises(UserError, match="Half lacks Params, init_server, loss, predict, rates"):
         Registry().add(Half, "here")
+
+
+def test_a_hook_that_would_never_be_called_is_refused() -> None:
+    class Clipped(HeadTune):
+        name = "clipped"
+
+        def clip_norm(self) -> float:
+            return 1.0
+
+    with pytest.raises(UserError, match=r"Clipped defines clip_norm, .* write class Clipped\(HeadTune, Steps\)"):
+        Registry().add(Clipped, "here")
+
+
+@pytest.mark.parametrize("mixin", MIXINS)
+def test_no_hook_of_a_mixin_is_missed(mixin: type[Method]) -> None:
+    hooks = [name for name in vars(mixin) if not name.startswith("_")]
+    assert hooks
+    for hook in hooks:
+        forgetful = type("Forgetful", (HeadTune,), {"name": "forgetful", hook: vars(mixin)[hook]})
+        assert missing_mixin(forgetful) == (hook, mixin)
+        assert missing_mixin(type("Right", (forgetful, mixin), {})) is None
 
 
 # -- a file outside the suite -----------------------------------------------------------------------------------------

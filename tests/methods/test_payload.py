@@ -3,15 +3,20 @@
 Text methods are in test_text_costs.py.
 """
 
+import re
 from functools import cache
+from typing import Any
 
 import pytest
 import timm
 import torch
+from support.payloads import floats_sent
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.fields import build
-from fedprompt.methods import State, Task, registry
+from fedprompt.harness.conformance.toy import toy_backbone, toy_clip
+from fedprompt.harness.federation import hooks
+from fedprompt.methods import Method, State, Task, registry
 
 
 @cache
@@ -56,8 +61,57 @@ def test_payload_at_vit_base(name: str, classes: int, down: int, up: int) -> Non
     task = Task(tuple(map(str, range(classes))), torch.ones(6, classes), head)
     built = method(build(method.Params, dict(param.split("=") for param in params), name), vit_base(), task)
     server = built.init_server(torch.Generator())
-    received = built.download(server, [0])
+    received = hooks.download(built, server, [0])
     personal = {key: value[None] for key, value in built.init_personal(torch.Generator(), 0).items()}
     theta = {**received, **personal}
-    sent = built.upload({**theta, **built.end_visit(theta, [])}, received)
-    assert (floats(received), floats(sent)) == (down, up) == built.payload()
+    sent = built.upload({**theta, **hooks.end_visit(built, theta, [])}, received)
+    assert (floats(received), floats(sent)) == (down, up) == floats_sent(built)
+
+
+# -- formulas as `fedprompt methods` prints them ----------------------------------------------------------------------
+
+OTHER_SIZES = {"length": 3, "groups": 7, "rank": 3, "bottleneck": 5, "hidden": 9, "exchanged": 4, "visual_length": 3}
+
+
+def built_with(name: str, backbone: FrozenViT, classes: int, **params: Any) -> Method:
+    cls = registry().get(name)
+    task = Task(tuple(map(str, range(classes))), torch.ones(6, classes, dtype=torch.int64), "local")
+    return cls(build(cls.Params, params, name), backbone, task)
+
+
+def symbols_of(method: Method) -> dict[str, int]:
+    """What the letters of docs/methods.md stand for."""
+    vit, params = method.backbone, {key: value for key, value in vars(method.params).items() if type(value) is int}
+    names = {"T": "length", "m": "length", "G": "groups", "r": "rank", "h": "hidden", "d_a": "bottleneck"}
+    names |= {"v": "instance_length", "m_v": "visual_length", "k": "exchanged"}
+    symbols = {letter: params[name] for letter, name in names.items() if name in params}
+    symbols |= {"C": method.task.num_classes, "L": vit.depth, "M": vit.tokens - 1, "m_s": symbols.get("m", 0) // 2}
+    for letter, name in {"n": "adapted", "D_g": "global_depth", "D_p": "instance_depth", "K": "experts"}.items():
+        symbols[letter] = getattr(method, name, 0)
+    symbols |= {
+        letter: len(getattr(method, f"{name}_blocks", ())) for letter, name in {"A": "shared", "B": "group"}.items()
+    }
+    widths = {"d": 24, "d_t": 16, "d_v": 32} if "text" in method.needs else {"d": vit.width}  # of the toy's towers
+    return symbols | widths
+
+
+def value(formula: str, symbols: dict[str, int]) -> tuple[int, int]:
+    """(down, up) of "E each way" or "E down, E up", with ", and E if CONDITION"."""
+
+    def number(expression: str) -> int:
+        return int(eval(expression.replace("^", "**"), {}, symbols))
+
+    more = re.search(r", and (.+) if (.+)", formula)
+    extra = number(more[1]) if more and number(more[2]) else 0
+    ways = re.match(r"(.+) each way", formula) or re.match(r"(.+) down, (.+) up", formula)
+    assert ways
+    return number(ways[1]) + extra, number(ways[ways.lastindex or 1]) + extra
+
+
+@pytest.mark.parametrize("name", registry().names())
+def test_a_formula_holds_at_two_sizes(name: str) -> None:
+    fields, text = registry().get(name).Params.__dataclass_fields__, "text" in registry().get(name).needs
+    other = {key: size for key, size in OTHER_SIZES.items() if key in fields}
+    small, large = toy_clip() if text else toy_backbone(), toy_clip() if text else vit_base()
+    for method in (built_with(name, small, 4), built_with(name, large, 11, **other)):
+        assert value(method.payload_formula, symbols_of(method)) == floats_sent(method)

@@ -5,6 +5,7 @@ import torch
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.methods import Batch, State, Task
 from fedprompt.methods.pep_fedpt import PEPFedPT, PEPParams, updated
 
@@ -123,7 +124,7 @@ def test_prototypes_move_towards_the_means_of_classes_with_data() -> None:
 
 def test_statistics_are_those_of_the_queries_of_the_same_pass() -> None:
     method, theta, batch = trained()
-    closing = method.end_visit(theta, [batch, batch])
+    closing = hooks.end_visit(method, theta, [batch, batch])
     rows: list[torch.Tensor] = []
     edit = method.edit(theta, batch)
 
@@ -144,7 +145,7 @@ def test_statistics_are_those_of_the_queries_of_the_same_pass() -> None:
 def test_a_rounds_counts_are_the_clients_label_counts() -> None:
     federation = toy_federation(PEPFedPT)
     _, theta = federation.theta(federation.start(), ALL)
-    counts = federation.method.end_visit(theta, federation.data.ordered(ALL, "train", 8))["counts"]
+    counts = hooks.end_visit(federation.method, theta, federation.data.ordered(ALL, "train", 8))["counts"]
     assert torch.equal(counts.long(), federation.method.task.train_counts)
 
 

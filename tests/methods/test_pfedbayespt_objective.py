@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.bayes_toy import FULL, MC, G, batch_of, build, loss_of, pass_of
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
@@ -97,7 +98,7 @@ def test_the_learned_prior_is_shared_and_trains() -> None:
     before = {name: state.server[name].clone() for name in ("prior.mean", "prior.logvar")}
     log = federation.step(state)
     assert all(not torch.equal(state.server[name], value) for name, value in before.items())
-    assert log.floats_up == 2 * federation.method.payload()[1]
+    assert log.floats_up == 2 * floats_sent(federation.method)[1]
 
 
 def test_gradient_reaches_the_variance_through_the_noise_only() -> None:

@@ -3,16 +3,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.methods import State
 from fedprompt.methods._attention import attention_init
-from fedprompt.methods.pfedmoap import EXPERTS, GATE, PFedMoAP, mix, nearest
+from fedprompt.methods._experts import mix, nearest
+from fedprompt.methods.pfedmoap import EXPERTS, GATE, PFedMoAP
 from fedprompt.methods.promptfl import PromptFL
 
 
@@ -56,10 +60,10 @@ def test_ties_go_to_the_first_client() -> None:
     assert torch.equal(experts[0], torch.stack([pool[1], pool[2]]))
 
 
-def test_a_client_is_not_its_own_expert_and_strangers_are_nobodys() -> None:
+def test_a_client_is_not_its_own_expert_and_never_sampled_clients_are_nobodys() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 3))
-    sent = method.download(state.server, ALL)
+    sent = hooks.download(method, state.server, ALL)
     assert sent["present"].sum(1).tolist() == [2, 2, 0, 2]  # client 2 is not known: it gets nobody, and is nobody's
     for client in (0, 1, 3):
         known = [state.server["pool"][other] for other in (0, 1, 3) if other != client]
@@ -72,12 +76,12 @@ def test_experts_are_the_uploads_of_earlier_rounds() -> None:
     federation, method, state = after(1)
     federation.stack = 1
     pool = state.server["pool"].clone()
-    (sent,) = method.download(state.server, [1])["experts"]
+    (sent,) = hooks.download(method, state.server, [1])["experts"]
     federation.step(state, (0, 1))
     assert torch.equal(state.personal[1]["kept"], sent)  # although client 0 had trained before
     assert torch.equal(pool[[2, 3]], state.server["pool"][[2, 3]])
     assert not torch.equal(pool[0], state.server["pool"][0])
-    assert not torch.equal(sent, method.download(state.server, [1])["experts"][0])
+    assert not torch.equal(sent, hooks.download(method, state.server, [1])["experts"][0])
 
 
 # -- the mixture ------------------------------------------------------------------------------------------------------
@@ -175,7 +179,7 @@ def test_the_first_visit_is_promptfls() -> None:
 
 
 def test_a_gate_without_experts_does_not_move_at_all() -> None:
-    """Not even by weight decay, in a first visit; nor does a stranger find the experts of whoever came before it."""
+    """Not even by weight decay, in a first visit; nor does a never-sampled client find others' experts."""
     federation, state = after_rounds(PFedMoAP, {}, 0, weight_decay=0.1, stack=1)
     fresh = federation.personal(state, 0)
     federation.step(state, (0, 1))
@@ -200,12 +204,12 @@ def test_what_travels() -> None:
     federation, method, state = after(0)
     logs = [federation.step(state, cohort) for cohort in ((0, 1), (0, 1, 2), ALL)]
     context = 16 * 16
-    assert logs[0].floats_down == 2 * context  # strangers
-    assert logs[1].floats_down == (2 + 2 + 1) * context  # two that know each other, and a stranger
+    assert logs[0].floats_down == 2 * context  # never-sampled clients
+    assert logs[1].floats_down == (2 + 2 + 1) * context  # two that know each other, and a never-sampled client
     assert logs[2].floats_down == (3 + 3 + 3 + 1) * context
     assert [log.floats_up for log in logs] == [2 * context, 3 * context, 4 * context]
-    assert method.payload() == (4 * context, context)  # K is 9, but there are only three others
-    assert method.first_payload() == (context, context)
+    assert floats_sent(method) == (4 * context, context)  # K is 9, but there are only three others
+    assert traffic(method).first_down.floats == context
 
 
 def test_a_client_is_evaluated_with_what_it_trained_last() -> None:
@@ -220,7 +224,7 @@ def test_a_client_is_evaluated_with_what_it_trained_last() -> None:
     assert torch.equal(scores, method.predict(elsewhere, batch))
 
 
-def test_a_never_seen_client_predicts_with_the_mean() -> None:
+def test_a_never_sampled_client_predicts_with_the_mean() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 2))
     _, theta = federation.theta(state, (3,))
@@ -229,12 +233,12 @@ def test_a_never_seen_client_predicts_with_the_mean() -> None:
     assert torch.equal(method.predict(theta, batch), plain)
 
 
-def test_a_newcomer_first_trains_alone_then_with_the_nearest_to_what_it_trained() -> None:
+def test_an_unseen_client_first_trains_alone_then_with_the_nearest_to_what_it_trained() -> None:
     federation, method, state = after(0)
     federation.step(state, (0, 1, 2))
-    adapted = adapt(federation, state, (3,), 0, newcomers=True)
-    theta = federation.theta(state, (3,), newcomers=True)[1]
-    assert [stage.name for stage in method.newcomer_stages(5)] == ["plain", "gated"]
+    adapted = adapt(federation, state, (3,), 0, unseen=True)
+    theta = federation.theta(state, (3,), unseen=True)[1]
+    assert [stage.name for stage in hooks.unseen_stages(method, 5)] == ["plain", "gated"]
     assert sorted(adapted["kept"][0].flatten(1).sum(1).tolist()) == pytest.approx(
         sorted(state.server["pool"][:3].flatten(1).sum(1).tolist())
     )
@@ -242,7 +246,7 @@ def test_a_newcomer_first_trains_alone_then_with_the_nearest_to_what_it_trained(
     assert torch.equal(adapted["own"], adapted["context"])
 
 
-def test_a_newcomers_first_half_does_not_look_at_experts() -> None:
+def test_an_unseen_clients_first_half_does_not_look_at_experts() -> None:
     method, theta, batch = second_visit()
     plain = method.loss(theta, replace(batch, stage="plain"))
     assert torch.equal(plain, toy_federation(PromptFL).method.loss({"context": theta["context"]}, batch))

@@ -2,10 +2,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.measuring.evaluation import adapt, evaluate_unseen
 from fedprompt.methods import State
@@ -35,7 +37,7 @@ def delta_of(seed: int = 0) -> Tensor:
 
 def test_the_personal_part_of_a_prompt_is_one_vector_in_all_rows() -> None:
     _, method, server = toy()
-    prompts = method.download(server, [0, 1])["prompt"]
+    prompts = hooks.download(method, server, [0, 1])["prompt"]
     shift = prompts - server["base"]
     torch.testing.assert_close(shift, shift[:, :1].expand(2, 10, 32), atol=1e-7, rtol=0)
     assert (shift[0, 0] - shift[1, 0]).abs().max() > 1e-5  # clients differ before round 1
@@ -44,7 +46,7 @@ def test_the_personal_part_of_a_prompt_is_one_vector_in_all_rows() -> None:
 def test_equal_descriptors_give_equal_prompts() -> None:
     _, method, server = toy()
     server["descriptors"][3] = server["descriptors"][1]
-    prompts = method.download(server, [1, 3])["prompt"]
+    prompts = hooks.download(method, server, [1, 3])["prompt"]
     assert torch.equal(prompts[0], prompts[1])
 
 
@@ -165,7 +167,7 @@ def test_gradients_are_clipped_together() -> None:
 def test_only_the_prompt_travels() -> None:
     federation, method, _ = toy()
     log = federation.step(federation.start(), [1])
-    assert (log.floats_down, log.floats_up) == (320, 320) == method.payload()
+    assert (log.floats_down, log.floats_up) == (320, 320) == floats_sent(method)
 
 
 def test_a_global_head_is_averaged_beside_the_generator() -> None:
@@ -182,26 +184,26 @@ def test_head_has_a_rate_of_its_own_where_given() -> None:
     assert toy(lr=0.25, head_lr=0.01)[1].rates() == {"prompt": 0.25, "head.weight": 0.01, "head.bias": 0.01}
 
 
-def test_newcomers_begin_with_the_mean_descriptor_of_those_who_took_part() -> None:
+def test_unseen_clients_begin_with_the_mean_descriptor_of_those_who_took_part() -> None:
     federation = toy_federation(PFedPG)
     state = federation.start()
     federation.step(state, [0, 2])
-    sent = federation.method.newcomer(state.server, [3, 1])
+    sent = hooks.unseen_download(federation.method, state.server, [3, 1])
     mean = (state.server["descriptors"][0] + state.server["descriptors"][2]) / 2
     torch.testing.assert_close(sent["descriptor"], mean.expand(2, 32))
     assert "prompt" not in sent
 
 
-def test_a_newcomer_trains_its_descriptor_through_the_frozen_generator_and_then_its_head() -> None:
+def test_an_unseen_client_trains_its_descriptor_through_the_frozen_generator_and_then_its_head() -> None:
     federation = toy_federation(PFedPG)
     state = federation.start()
     federation.step(state, [0, 2])
-    start = federation.theta(state, [1, 3], newcomers=True)[1]
-    adapted = adapt(federation, state, [1, 3], epochs=1, newcomers=True)
+    start = federation.theta(state, [1, 3], unseen=True)[1]
+    adapted = adapt(federation, state, [1, 3], epochs=1, unseen=True)
     moved = {name for name in start if not torch.equal(start[name], adapted[name])}
     assert moved == {"descriptor", "head.weight", "head.bias"}
     assert not torch.equal(adapted["descriptor"][0], adapted["descriptor"][1])
-    as_it_is = adapt(federation, state, [1, 3], epochs=0, newcomers=True)
+    as_it_is = adapt(federation, state, [1, 3], epochs=0, unseen=True)
     assert torch.equal(as_it_is["descriptor"], adapted["descriptor"])
     assert torch.equal(as_it_is["head.weight"], start["head.weight"])
     assert [record.unseen for record in evaluate_unseen(federation, state, [1, 3])] == [True, True]
@@ -212,7 +214,7 @@ def test_a_member_never_sampled_keeps_its_generated_prompt() -> None:
     state = federation.start()
     federation.step(state, [0, 2])
     adapted = adapt(federation, state, [3], epochs=1)
-    assert torch.equal(adapted["prompt"], federation.method.download(state.server, [3])["prompt"])
+    assert torch.equal(adapted["prompt"], hooks.download(federation.method, state.server, [3])["prompt"])
     assert adapted.keys() == {"prompt", "head.weight", "head.bias"}
 
 
@@ -225,22 +227,22 @@ def test_an_exchange_moves_the_descriptor_as_a_round_would() -> None:
     federation, method, _ = toy(unseen_mode="server_loop")
     state = federation.start()
     server = state.server
-    server["visits"][0] = 1  # so that a newcomer begins with the descriptor of client 0
-    theta, delta = method.newcomer(server, [3]), delta_of()[:1]
+    server["visits"][0] = 1  # so that an unseen client begins with the descriptor of client 0
+    theta, delta = method.unseen_download(server, [3]), delta_of()[:1]
     torch.testing.assert_close(theta["prompt"], method.download(server, [0])["prompt"])
-    answer = method.end_stage(method.newcomer_stages(1)[0], {**theta, "prompt": theta["prompt"] - delta})
+    answer = method.end_stage(method.unseen_stages(1)[0], {**theta, "prompt": theta["prompt"] - delta})
     next_server(federation, state, delta, [0])
     torch.testing.assert_close(answer["descriptor"][0], state.server["descriptors"][0])
     assert not torch.equal(state.server["descriptors"][0], server["descriptors"][0])
 
 
-def test_a_newcomer_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:
+def test_an_unseen_client_of_the_server_loop_ends_with_the_prompt_of_its_descriptor() -> None:
     federation, method, _ = toy(unseen_mode="server_loop")
     state = federation.start()
     federation.step(state, [0, 2])
-    start = federation.theta(state, [1, 3], newcomers=True)[1]
-    adapted = adapt(federation, state, [1, 3], epochs=2, newcomers=True)
+    start = federation.theta(state, [1, 3], unseen=True)[1]
+    adapted = adapt(federation, state, [1, 3], epochs=2, unseen=True)
     moved = {name for name in start if not torch.equal(start[name], adapted[name])}
     assert moved == {"descriptor", "prompt", "head.weight", "head.bias"}
     torch.testing.assert_close(adapted["prompt"], generate(adapted, adapted["descriptor"]))
-    assert [stage.epochs for stage in method.newcomer_stages(3)] == [1, 1, 1]
+    assert [stage.epochs for stage in hooks.unseen_stages(method, 3)] == [1, 1, 1]

@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows, same_bits
 from fedprompt.harness.conformance.toy import TRAIN_SIZES
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.methods.pfedprompt import PFedPrompt, recall
 from fedprompt.methods.promptfl import PromptFL
@@ -88,15 +90,15 @@ def test_the_memory_is_neither_sent_nor_stored() -> None:
     federation, state, _, _ = after(2)
     assert set(state.server) == {"context"}
     assert all(not kept for kept in state.personal.values())
-    assert federation.method.payload() == (256, 256)
+    assert floats_sent(federation.method) == (256, 256)
 
 
-def test_a_newcomer_remembers_without_training() -> None:
+def test_an_unseen_client_remembers_without_training() -> None:
     federation, state, _, _ = after(1)
-    _, theta = federation.theta(state, (3,), newcomers=True)
+    _, theta = federation.theta(state, (3,), unseen=True)
     batch = first_rows(federation, (3,), (4,), "evaluate", theta)
     assert int(batch.start["values"].sum()) == TRAIN_SIZES[3]
-    assert federation.method.newcomer_stages(5) == []
+    assert hooks.unseen_stages(federation.method, 5) == []
 
 
 def test_nobody_remembers_classes_that_nobody_trained_on() -> None:
@@ -104,6 +106,6 @@ def test_nobody_remembers_classes_that_nobody_trained_on() -> None:
     method: Any = federation.method
     novel = PFedPrompt(method.params, method.backbone, replace(method.task, train_counts=torch.zeros(4, 4)))
     _, theta = federation.theta(state, ALL)
-    constants = novel.begin_evaluation(theta, federation.data.ordered(ALL, "train", 8))
+    constants = hooks.begin_evaluation(novel, theta, federation.data.ordered(ALL, "train", 8))
     batch = replace(first_rows(federation, ALL, [4] * 4, "evaluate", theta), start=constants)
     assert torch.equal(novel.predict(theta, batch), PromptFL.predict(novel, theta, batch))

@@ -98,12 +98,12 @@ def test_a_client_keeps_what_it_trained() -> None:
     assert not torch.equal(held[0], held[1])
 
 
-def test_a_newcomer_starts_from_the_mean_of_what_is_known() -> None:
+def test_an_unseen_client_starts_from_the_mean_of_what_is_known() -> None:
     federation = toy_federation(PromptFedAMP)
     state = federation.start()
     federation.step(state, (0, 1))
     mean = state.server["pool"][:2].mean(0)
-    torch.testing.assert_close(federation.theta(state, [3], newcomers=True)[1]["context"][0], mean)
-    adapted = adapt(federation, state, [3], 2, newcomers=True, shared=False)
+    torch.testing.assert_close(federation.theta(state, [3], unseen=True)[1]["context"][0], mean)
+    adapted = adapt(federation, state, [3], 2, unseen=True, shared=False)
     assert not torch.equal(adapted["context"][0], mean)
     torch.testing.assert_close(adapted["mixture"][0], mean)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.payloads import floats_sent
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import cloned, same_bits
@@ -46,7 +47,7 @@ def test_half_of_the_tokens_travel() -> None:
     received = federation.theta(state, [0])[0]
     assert {name: tuple(tensor.shape) for name, tensor in received.items()} == {"shared": (1, 8, 16)}
     log = federation.step(state, [0])
-    assert (log.floats_down, log.floats_up) == (8 * 16, 8 * 16) == federation.method.payload()
+    assert (log.floats_down, log.floats_up) == (8 * 16, 8 * 16) == floats_sent(federation.method)
 
 
 def test_tokens_are_split_and_not_features() -> None:
@@ -56,11 +57,11 @@ def test_tokens_are_split_and_not_features() -> None:
     assert torch.equal(context[0, :, 0], torch.tensor([0.0] * 8 + [1.0] * 8))
 
 
-def test_a_stranger_fits_its_tokens_beside_the_frozen_shared_ones() -> None:
+def test_a_never_sampled_client_fits_its_tokens_beside_the_frozen_shared_ones() -> None:
     federation = toy_federation(PromptFedPer)
     state = federation.start()
     federation.step(state, (0, 1))
-    adapted = adapt(federation, state, [3], 2, newcomers=True, shared=False)
+    adapted = adapt(federation, state, [3], 2, unseen=True, shared=False)
     assert torch.equal(adapted["shared"][0], state.server["shared"])
     assert not torch.equal(adapted["private"][0], federation.personal(state, 3)["private"])
 

@@ -2,6 +2,7 @@ import torch
 
 from fedprompt.harness.conformance.lab import ALL, first_rows, flat, same_bits
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import FederationState
 from fedprompt.harness.federation.training import train
 from fedprompt.methods.prompt_fedprox import PromptFedProx
@@ -45,7 +46,7 @@ def test_a_strong_pull_keeps_the_context_near() -> None:
     for mu in (0.0, 1000.0):
         federation = toy_federation(PromptFedProx, {"lr": 1e-4, "mu": mu})
         start = federation.theta(federation.start(), ALL)[1]
-        stages = federation.method.stages(5)
+        stages = hooks.stages(federation.method, 5)
         after, _ = train(federation.method, start, stages, federation.data, ALL, federation.protocol, (0, 1))
         lengths.append(float((after["context"] - start["context"]).norm()))
     assert lengths[1] < 0.5 * lengths[0]
@@ -54,7 +55,7 @@ def test_a_strong_pull_keeps_the_context_near() -> None:
 def test_what_the_server_sent_takes_no_gradient() -> None:
     federation = toy_federation(PromptFedProx)
     start = federation.theta(federation.start(), ALL)[1]
-    stages = federation.method.stages(1)
+    stages = hooks.stages(federation.method, 1)
     sent = start["context"].clone()
     train(federation.method, start, stages, federation.data, ALL, federation.protocol, (0, 1))
     assert torch.equal(start["context"], sent)

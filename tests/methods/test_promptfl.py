@@ -2,6 +2,7 @@ import torch
 
 from fedprompt.harness.conformance.lab import ALL, cloned, first_rows, same_bits
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_clip, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods.promptfl import PromptFL
@@ -22,7 +23,7 @@ def test_weights_follow_the_sizes_of_the_clients() -> None:
     state = federation.start()
     _, theta = federation.theta(state, ALL)
     trained, _ = train(
-        federation.method, theta, federation.method.stages(2), federation.data, ALL, federation.protocol, (0, 1)
+        federation.method, theta, hooks.stages(federation.method, 2), federation.data, ALL, federation.protocol, (0, 1)
     )
     federation.step(state)
     shares = torch.tensor(TRAIN_SIZES, dtype=torch.float64) / sum(TRAIN_SIZES)
@@ -66,7 +67,7 @@ def test_one_client_alone_is_local_training_with_fresh_optimisers() -> None:
         trained, _ = train(
             federation.method,
             {"context": context[None]},
-            federation.method.stages(2),
+            hooks.stages(federation.method, 2),
             federation.data,
             [2],
             federation.protocol,

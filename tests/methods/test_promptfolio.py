@@ -1,13 +1,16 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.measuring.evaluation import evaluate
-from fedprompt.methods import State
+from fedprompt.methods import Downloads, State
 from fedprompt.methods.promptfl import PromptFL
 from fedprompt.methods.promptfolio import PromptFolio
 
@@ -58,24 +61,22 @@ def test_the_private_context_begins_elsewhere() -> None:
 @pytest.mark.parametrize("cohort", [(0, 2, 3), (3, 0, 2)])
 def test_weights_belong_to_the_clients_they_come_from(cohort: tuple[int, ...]) -> None:
     """With part of the clients and unequal sizes: an average indexed by client would pair the wrong ones."""
-    federation = toy_federation(PromptFolio)
+    current: tuple[int, ...] = ()
+
+    class Served(PromptFolio, Downloads):
+        def download(self, server: State, clients: Sequence[int]) -> State:
+            nonlocal current
+            current = tuple(clients)
+            assert current == (next(visitors),)
+            return super().download(server, clients)
+
+    federation, visitors = toy_federation(Served, stack=1), iter(cohort)
     state = federation.start()
 
     def constant(theta: State, received: State) -> State:
         return {"context": torch.stack([torch.full((16, 16), float(client)) for client in current])}
 
     federation.method.upload = constant  # type: ignore[method-assign]
-    federation.stack, clients = 1, iter(cohort)
-    download = federation.method.download
-
-    def remember(server: State, stacked: Any) -> State:
-        nonlocal current
-        current = tuple(stacked)
-        assert current == (next(clients),)
-        return download(server, stacked)
-
-    current: tuple[int, ...] = ()
-    federation.method.download = remember  # type: ignore[method-assign]
     federation.step(state, cohort)
     expected = (13 * 0 + 21 * 2 + 5 * 3) / (13 + 21 + 5)
     torch.testing.assert_close(state.server["context"], torch.full((16, 16), expected))
@@ -90,6 +91,6 @@ def test_every_client_is_scored_whoever_took_part() -> None:
 
 def test_only_the_shared_rows_travel() -> None:
     federation = toy_federation(PromptFolio, {"length": 5})
-    received = federation.method.download(federation.start().server, ALL)
+    received = hooks.download(federation.method, federation.start().server, ALL)
     assert {name: tuple(tensor.shape) for name, tensor in received.items()} == {"context": (4, 5, 16)}
-    assert federation.method.payload() == (80, 80)
+    assert floats_sent(federation.method) == (80, 80)

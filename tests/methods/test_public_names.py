@@ -27,8 +27,10 @@ def code_blocks(page: str) -> list[str]:
 
 
 def test_the_documented_names_are_those_exported() -> None:
-    table = (ROOT / "docs/add-a-method.md").read_text().split("| from `fedprompt.methods` |")[1].split("\n\n")[0]
-    names = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    page = (ROOT / "docs/add-a-method.md").read_text()
+    tables = [page.split(title)[1].split("\n\n")[0] for title in ("| mixin |", "| from `fedprompt.methods` |")]
+    lines = [line for table in tables for line in table.splitlines()[2:]]
+    names = [name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])]
     assert sorted(names) == sorted(fedprompt.methods.__all__)
 
 
@@ -55,14 +57,12 @@ def test_a_plugin_gets_by_with_the_public_names(tmp_path: Path) -> None:
         "    length: int = revised(PromptParams, 'length', default=2, low=1)\n"
         "    block: int = option(1, 'block that gets the prompt', low=0)\n"
         "class LatePrompt(HeadedMethod):\n"
-        "    name, title, paper, payload_formula = 'late-prompt', 'Late', 'none', 'T*d'\n"
+        "    name, title, paper = 'late-prompt', 'Late', 'none'\n"
         "    Params = LateParams\n"
         "    def __init__(self, params, backbone, task):\n"
         "        super().__init__(params, backbone, task)\n"
         "        if params.block >= backbone.depth:\n"
         "            raise UserError(f'late-prompt: block = {params.block}, use 0 to {backbone.depth - 1}.')\n"
-        "    def prompt_floats(self):\n"
-        "        return self.params.length * self.backbone.width\n"
         "    def init_prompts(self, rng):\n"
         "        vit = self.backbone\n"
         "        return {'prompt': prompt_init((self.params.length, vit.width), vit.patch_size, rng)}\n"

@@ -9,7 +9,9 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset, toy_federation
 from fedprompt.harness.federation.training import train
 from fedprompt.methods import Batch, Stage, State
-from fedprompt.methods.sgpt import SGPT, blocks, key_weights, orthogonal, popularity, similarity
+from fedprompt.methods._group_keys import key_weights, orthogonal, popularity, similarity
+from fedprompt.methods._sgpt_params import named_blocks
+from fedprompt.methods.sgpt import SGPT
 
 ALL = (0, 1, 2, 3)
 
@@ -131,8 +133,8 @@ def test_pooling_takes_the_mean_of_cls_and_the_group_tokens(stage: str) -> None:
 
 
 def test_blocks_are_the_published_ones_at_depth_twelve_and_in_proportion_elsewhere() -> None:
-    assert blocks("auto", range(5), 12, "a") == (0, 1, 2, 3, 4)
-    assert blocks("0-2,5", range(5), 12, "a") == (0, 1, 2, 5)
+    assert named_blocks("auto", range(5), 12, "a") == (0, 1, 2, 3, 4)
+    assert named_blocks("0-2,5", range(5), 12, "a") == (0, 1, 2, 5)
     assert (sgpt().shared_blocks, sgpt().group_blocks) == ((0,), (1,))
 
 

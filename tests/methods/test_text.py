@@ -10,6 +10,7 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import TRAIN_SIZES, toy_backbone, toy_clip, toy_federation
 from fedprompt.harness.federation.rounds import Federation
+from fedprompt.harness.federation.stacking import text_bytes
 from fedprompt.harness.measuring.evaluation import adapt, evaluate
 from fedprompt.methods import Task, registry
 from fedprompt.methods.coop import CoOp
@@ -90,11 +91,11 @@ def test_a_backbone_without_text_is_refused_by_name() -> None:
 
 
 def test_more_classes_take_fewer_clients_per_stack() -> None:
-    def floats(classes: int) -> int:
-        task = Task(tuple(f"letter {i % 10}" for i in range(classes)), torch.ones(1, classes))
-        return PromptFL(PromptFL.Params(), toy_clip(), task).step_floats()
+    def text_bytes_of(classes: int) -> int:
+        task = Task(tuple(f"letter {i % 10}" for i in range(classes)), torch.ones(1, classes), "none")
+        return text_bytes(PromptFL(PromptFL.Params(), toy_clip(), task))
 
-    assert floats(200) == 20 * floats(10) > 0
+    assert 15 * text_bytes_of(10) < text_bytes_of(200) < 21 * text_bytes_of(10)
 
 
 @pytest.mark.parametrize("name", TEXT_METHODS)
@@ -102,7 +103,7 @@ def test_methods_with_text_have_no_head(name: str) -> None:
     assert registry().get(name).paper_policy == "none"
 
 
-def test_a_stranger_fits_only_what_is_private() -> None:
+def test_a_never_sampled_client_fits_only_what_is_private() -> None:
     federation = toy_federation(PromptFL, epochs=2)
     state = federation.start()
     held = adapt(federation, state, [3], 2, shared=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -15,11 +16,13 @@ from fedprompt.backbones.weights import BackboneSpec, load_backbone
 from fedprompt.core.fields import build
 from fedprompt.harness.conformance.lab import ALL, after_rounds, first_rows
 from fedprompt.harness.conformance.toy import CLASS_NAMES, toy_clip
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring import evaluation
 from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.harness.planning.cost import cost, shape_federation
-from fedprompt.methods import Method, State, Task, fedotp, registry
+from fedprompt.methods import Downloads, Method, State, Task, fedotp, registry
 from fedprompt.methods.pfedmoap import PFedMoAP
 from fedprompt.methods.pfedprompt import PFedPrompt
 
@@ -80,16 +83,16 @@ def test_payload_at_vit_base(text: str, down: int, up: int, private: int) -> Non
     method = at_base(text)
     server = {name: tensor.to("meta") for name, tensor in method.init_server(torch.Generator()).items()}
     personal = method.init_personal(torch.Generator(), 0)
-    received = method.download(server, [0])
+    received = hooks.download(method, server, [0])
     theta = {**received, **{name: tensor[None].to("meta") for name, tensor in personal.items()}}
     sent = {name: tensor[0] for name, tensor in method.upload(theta, received).items()}
-    travelled = method.travelled(received, 0)
-    assert (floats(travelled), floats(sent)) == (down, up) == method.payload()
-    assert floats({name: theta[name][0] for name in method.rates() if name not in travelled}) == private
+    down_sent = hooks.sent_tensors(method, received, 0)
+    assert (floats(down_sent), floats(sent)) == (down, up) == floats_sent(method)
+    assert floats({name: theta[name][0] for name in method.rates() if name not in down_sent}) == private
 
 
 def test_a_first_visit_costs_pfedmoap_one_context() -> None:
-    assert at_base("pfedmoap").first_payload() == (8_192, 8_192)
+    assert traffic(at_base("pfedmoap")).first_down.floats == 8_192
 
 
 @pytest.mark.parametrize("name", TEXT_METHODS)
@@ -122,7 +125,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
 
     monkeypatch.setattr(torch.autograd, "grad", zeros)  # autograd wants a real device
     monkeypatch.setattr(fedotp, "transport", lambda similarity, *_: torch.zeros_like(similarity))  # looks at values
-    monkeypatch.setattr(PFedMoAP, "travelled", Method.travelled)  # so do these two
+    monkeypatch.setattr(PFedMoAP, "sent_tensors", Downloads.sent_tensors)  # so do these two
     monkeypatch.setattr(PFedPrompt, "longest", 4)
     monkeypatch.setattr(evaluation, "require_finite", lambda *_: None)  # this, too
     cls, clip = registry().get(name), toy_clip().to("meta")
@@ -132,13 +135,15 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
         federation = shape_federation(method, clients=2, batch_size=4)
         clients, state = federation.members, federation.start()
         received, theta = federation.theta(state, clients)
-        theta, loss = train(method, theta, method.stages(1), federation.data, clients, federation.protocol, (0, 2))
+        theta, loss = train(
+            method, theta, hooks.stages(method, 1), federation.data, clients, federation.protocol, (0, 2)
+        )
         batch = next(federation.data.ordered(clients, "test", 4))
-        constants = method.begin_evaluation(theta, [batch])
+        constants = hooks.begin_evaluation(method, theta, [batch])
         sent = method.upload(theta, received)
         seen = {**theta, **constants, "loss": loss, "scores": method.predict(theta, replace(batch, start=constants))}
         seen |= method.aggregate(state.server, sent, federation.weights(clients), clients)
-        seen |= adapt(federation, state, clients, 1, newcomers=True)
+        seen |= adapt(federation, state, clients, 1, unseen=True)
         assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprompt.methods import _token_encoder
-from fedprompt.methods._token_encoder import mlp_floats, mlp_init, norm_init, normalised
+from fedprompt.methods._token_encoder import mlp_init, norm_init, normalised
 
 LAYERS, TOKENS, WIDTH, ROWS = 3, 5, 8, 2
 
@@ -115,4 +115,5 @@ def test_mlps_begin_as_torch_begins_them() -> None:
 
 @pytest.mark.parametrize(("hidden", "floats"), [(0, 23_184), (32, 171_288), (64, 324_120), (128, 629_784)])
 def test_floats_of_twelve_layers_of_vit_b(hidden: int, floats: int) -> None:
-    assert 12 * mlp_floats(768, 197, hidden, 1, 2, True) == floats
+    mlps = [mlp_init(name, 12, 197, hidden, 1, rng()) for name in ("mean", "logvar")]
+    assert sum(tensor.numel() for state in (*mlps, norm_init(12, 768)) for tensor in state.values()) == floats

@@ -10,10 +10,10 @@ import pytest
 from support.kills import tables
 
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import execute
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import execute
 from fedprompt.harness.running.folder import is_done
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 
 
 def mount(folder: Path, options: str) -> bool:
@@ -36,10 +36,14 @@ def test_full_disk(
 ) -> None:
     protocol = dataclasses.replace(toy_cell.protocol, rounds=12, eval_every=1, head="local")
     cell = dataclasses.replace(toy_cell, protocol=protocol)
-    undisturbed, site, filled = tables(run_cell(cell, Site(tmp_path / "a"))), Site(small_disk), 0
+    undisturbed, environment, filled = (
+        tables(run_cell(cell, RunEnvironment(tmp_path / "a"))),
+        RunEnvironment(small_disk),
+        0,
+    )
     size = 16
     while True:
-        [outcome] = execute([cell], site, lambda _: None)
+        [outcome] = execute([cell], environment, lambda _: None)
         if is_done(outcome.folder):
             break
         assert "No space left" in outcome.error

@@ -9,8 +9,8 @@ import pytest
 from support.kills import run_under_kills, tables
 
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 
 VARIANTS = {
     "entries are appended": {"participation": 0.25},
@@ -25,8 +25,8 @@ def test_kills(variant: str, toy_cell: Cell, tmp_path: Path, moments: random.Ran
     protocol = dataclasses.replace(toy_cell.protocol, rounds=20, eval_every=4, **VARIANTS[variant])
     cell = dataclasses.replace(toy_cell, protocol=protocol)
     begun = time.perf_counter()
-    undisturbed = tables(run_cell(cell, Site(tmp_path / "a")))
+    undisturbed = tables(run_cell(cell, RunEnvironment(tmp_path / "a")))
     longest = 0.6 * (time.perf_counter() - begun)
-    finished = run_under_kills(cell, Site(tmp_path / "b"), 25, longest, moments)
+    finished = run_under_kills(cell, RunEnvironment(tmp_path / "b"), 25, longest, moments)
     assert all(run == undisturbed for run in finished)
     figures.append(f"25 kills ({variant}): {len(finished)} resumed runs, all with equal bytes")

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.methods import Batch, State
-from fedprompt.methods.pfedbayespt import Pass, PFedBayesPT, PFedBayesPTD, PFedBayesPTG
+from fedprompt.methods._instance_prompts import Pass
+from fedprompt.methods.pfedbayespt import PFedBayesPT, PFedBayesPTD, PFedBayesPTG
 
 D, G, FULL = PFedBayesPTD, PFedBayesPTG, PFedBayesPT
 ALL = pytest.mark.parametrize("method", [D, G, FULL])

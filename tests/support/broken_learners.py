@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedprompt.backbones.backbone import FrozenViT, insert, shallow
-from fedprompt.methods import Batch, State, Task
+from fedprompt.methods import Batch, Downloads, State, Task
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
@@ -53,7 +53,7 @@ class WrongSign(HeadTune):
         return {name: 2 * server[name] - mean[name] for name in server}
 
 
-@caught_by("never seen client", "arguments untouched")
+@caught_by("unseen and never sampled", "arguments untouched")
 class AdaptationDrifts(FedVPT):
     """Adapting the head moves the shared prompt as well."""
 
@@ -63,8 +63,8 @@ class AdaptationDrifts(FedVPT):
         return super().loss(theta, batch)
 
 
-@caught_by("never seen client")
-class AdaptationReachesTheServer(FedVPT):
+@caught_by("unseen and never sampled")
+class AdaptationReachesTheServer(FedVPT, Downloads):
     def download(self, server: State, clients: Sequence[int]) -> State:
         self.server = server
         return super().download(server, clients)
@@ -75,8 +75,8 @@ class AdaptationReachesTheServer(FedVPT):
         return super().loss(theta, batch)
 
 
-@caught_by("never seen client")
-class NoStrangers(FedVPT):
+@caught_by("unseen and never sampled")
+class OnlyKnownClients(FedVPT):
     """Predicts only for clients it has trained."""
 
     def __init__(self, params: Any, backbone: FrozenViT, task: Task) -> None:

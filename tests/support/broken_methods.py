@@ -11,7 +11,18 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.rng import derive
-from fedprompt.methods import Batch, Method, Stage, State, Task, linear, weighted_mean
+from fedprompt.methods import (
+    Batch,
+    Downloads,
+    Method,
+    OpenVocabulary,
+    Stage,
+    Stages,
+    State,
+    Task,
+    linear,
+    weighted_mean,
+)
 from fedprompt.methods.coop import CoOp
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -114,7 +125,7 @@ class EditsTheDownload(FedVPT):
 
 
 @caught_by("order of clients", "resume")
-class OneScheduler(FedVPT):
+class OneScheduler(FedVPT, Stages):
     """One learning-rate schedule for all clients: whoever comes later trains less."""
 
     visits = 0
@@ -292,10 +303,8 @@ class HeadOfItsOwn(FedVPT):
 
 
 @caught_by("class list")
-class HeadThatClaimsToBeOpen(HeadTune):
+class HeadThatClaimsToBeOpen(HeadTune, OpenVocabulary):
     """A head has one row per trained class, whatever it is asked about."""
-
-    open_vocabulary: ClassVar[bool] = True
 
 
 @caught_by("class list")
@@ -317,10 +326,6 @@ class HeadInThePayload(FedVPT):
     def upload(self, theta: State, received: State) -> State:
         return {name: theta[name] for name in (*received, "head.weight")}
 
-    def payload(self) -> tuple[int, int]:
-        down, up = super().payload()
-        return down, up + self.task.num_classes * self.backbone.width
-
     def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
         return {"prompt": weighted_mean(uploads["prompt"], weights)}
 
@@ -332,11 +337,41 @@ class HeadInDisguise(HeadInThePayload):
 
 
 @caught_by("payload")
-class WrongFormula(FedVPT):
-    """Counts tokens, not floats."""
+class GrowingUpload(FedVPT):
+    """Every round sends a little more than the last."""
 
-    def prompt_floats(self) -> int:
-        return int(self.params.length)
+    rounds = 0
+
+    def upload(self, theta: State, received: State) -> State:
+        self.rounds += 1
+        return {**super().upload(theta, received), "log": theta["prompt"].new_zeros(len(theta["prompt"]), self.rounds)}
+
+    def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
+        return {"prompt": weighted_mean(uploads["prompt"], weights)}
+
+
+@caught_by("payload")
+class UncountedDownload(FedVPT, Downloads):
+    """Counts what has changed: less in some rounds than what is sent in all."""
+
+    def sent_tensors(self, received: State, position: int) -> State:
+        prompt = received["prompt"][position]
+        return {"prompt": prompt if prompt.is_meta else prompt[prompt > 0]}
+
+
+@caught_by("payload")
+class HiddenDownload(FedVPT, Downloads):
+    """Sends its momentum along and counts the prompt alone."""
+
+    def download(self, server: State, clients: Sequence[int]) -> State:
+        sent = super().download(server, clients)
+        return {**sent, "momentum": 0.9 * sent["prompt"]}
+
+    def sent_tensors(self, received: State, position: int) -> State:
+        return {"prompt": received["prompt"][position]}
+
+    def upload(self, theta: State, received: State) -> State:
+        return {"prompt": theta["prompt"]}
 
 
 @caught_by("identical uploads")
@@ -361,6 +396,6 @@ class ShrinkingMean(FedVPT):
 
 
 @caught_by("zero epochs")
-class AtLeastOneEpoch(FedVPT):
+class AtLeastOneEpoch(FedVPT, Stages):
     def stages(self, epochs: int) -> Sequence[Stage]:
         return super().stages(max(1, epochs))

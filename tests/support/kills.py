@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import run_folder
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 
 TABLES = ("records.csv", "rounds.csv", "partition.npz")
 
@@ -18,16 +18,16 @@ def tables(folder: Path) -> dict[str, bytes]:
 
 
 def run_under_kills(
-    cell: Cell, site: Site, kills: int, longest: float, moments: random.Random
+    cell: Cell, environment: RunEnvironment, kills: int, longest: float, moments: random.Random
 ) -> list[dict[str, bytes]]:
     """The tables of every run that got through, when processes are killed after at most ``longest`` seconds.
 
     A run that got through is deleted and begun again until there were enough kills; the last one follows the last kill.
     """
-    folder, finished = run_folder(site.out, cell), []
+    folder, finished = run_folder(environment.out, cell), []
     context = multiprocessing.get_context("fork")  # a child that has everything imported dies inside the run
     while kills:
-        child = context.Process(target=run_cell, args=(cell, site))
+        child = context.Process(target=run_cell, args=(cell, environment))
         child.start()
         child.join(moments.uniform(0.0, longest))
         if child.is_alive():
@@ -39,4 +39,4 @@ def run_under_kills(
         else:
             finished.append(tables(folder))
             shutil.rmtree(folder)
-    return [*finished, tables(run_cell(cell, site))]
+    return [*finished, tables(run_cell(cell, environment))]

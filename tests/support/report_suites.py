@@ -13,13 +13,13 @@ from rich.console import Console
 from fedprompt.harness.federation.policy import readings
 from fedprompt.harness.measuring.evaluation import Record
 from fedprompt.harness.recording.tracker import sync
-from fedprompt.harness.report import write_report
-from fedprompt.harness.report.collect import NUMBERS, Recorded, summarise_seeds
-from fedprompt.harness.report.comparisons import compare_rows, with_gains
+from fedprompt.harness.report.collect import NUMBERS, Recorded
+from fedprompt.harness.report.comparisons import compare_draws, compare_rows
 from fedprompt.harness.report.compose import compose, summarise_suite
-from fedprompt.harness.report.document import Document
-from fedprompt.harness.report.figures.write import WrittenFigure
-from fedprompt.harness.report.sweeps import compare_draws
+from fedprompt.harness.report.document import Document, WrittenFigure
+from fedprompt.harness.report.numbers import Number, numbers_frame, summarise
+from fedprompt.harness.report.papers import Paper
+from fedprompt.harness.report.write import write_report
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.suite import Row, Setting, Suite
 from fedprompt.methods import registry
@@ -150,11 +150,21 @@ def records_frame(
     return frame.assign(participated=True, unseen=False, samples=0, total=1000, policy=policy, reading=reading)
 
 
-def numbers_frame(suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Every number of the tables, without printed values; no gains without records."""
+def make_numbers(
+    suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None, papers: Mapping[str, Paper] | None = None
+) -> list[Number]:
+    """Every number of the tables; no gains without records, no printed values without papers."""
     if records is None:
-        return with_gains(summarise_seeds(results), {}, {})
-    return with_gains(summarise_seeds(results), compare_rows(suite, results, records), compare_draws(suite, records))
+        return summarise(suite, results, {}, {}, papers or {})
+    comparisons, sweeps = compare_rows(suite, results, records), compare_draws(suite, records)
+    return summarise(suite, results, comparisons, sweeps, papers or {})
+
+
+def csv_of(
+    suite: Suite, results: pd.DataFrame, records: pd.DataFrame | None = None, papers: Mapping[str, Paper] | None = None
+) -> pd.DataFrame:
+    """The same as tables.csv has them."""
+    return numbers_frame(suite, make_numbers(suite, results, records, papers))
 
 
 def recorded(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, rounds: pd.DataFrame) -> Recorded:

@@ -13,12 +13,12 @@ from typing import Any
 import optuna
 import pytest
 
-from fedprompt.harness.running import executor
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome
+from fedprompt.harness.running.executors import attempt as attempt_module
 from fedprompt.harness.running.folder import is_done, open_folder
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.running.suite_file import parse_suite
 from fedprompt.harness.tuning import tune as tune_module
@@ -78,11 +78,11 @@ class Bench:
         monkeypatch.setattr(tune_module, "POLL", 0.01)
         monkeypatch.setattr(session_module, "data_checksum", lambda *_: "")  # no data are loaded
 
-    def execute(self, cells: Sequence[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
+    def execute(self, cells: Sequence[Cell], environment: RunEnvironment, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
             self.ran.append((cell.params["lr"], cell.seed))
             error = self.act(cell)
-            folder = site.out / "nowhere" if error else self.finish(cell)
+            folder = environment.out / "nowhere" if error else self.finish(cell)
             yield CellOutcome(cell, folder, error)
 
     def finish(self, cell: Cell) -> Path:
@@ -95,7 +95,7 @@ class Bench:
         studies = [self.study(search) for search in searches(suite, sampler)]
         tracker = StudyTracker(uri, self.out, suite.name) if uri else Untracked("", self.out, suite.name)
         path = tuned_path(suite, self.out)
-        tune_module.tune(studies, Site(self.out), tracker, path, workers, lambda *_: None, lambda *_: None)
+        tune_module.tune(studies, RunEnvironment(self.out), tracker, path, workers, lambda *_: None, lambda *_: None)
         return studies
 
     def study(self, search: Search) -> Study:
@@ -118,14 +118,14 @@ def recorded_trials(search: Search, storage: optuna.storages.RDBStorage | str) -
 def tune_beside_others(out: Path, log: Path, seconds: float, url: str = "") -> None:
     """For a process of its own: tune with cells that log their hash, then last ``seconds``."""
     run_folders.open_folder = partial(_slow_folder, log, seconds)
-    executor.run_cell = lambda cell, site, *_: done_folder(site.out, cell)
+    attempt_module.run_cell = lambda cell, environment, *_: done_folder(environment.out, cell)
     tune_module.POLL = 0.1
     session_module.data_checksum = lambda *_: ""
     suite = a_suite()
     storage = open_storage(url or f"sqlite:///{out}/optuna.db", out)
     studies = [Study(search, storage, out) for search in searches(suite)]
     tracker, path = Untracked("", out, suite.name), tuned_path(suite, out)
-    tune_module.tune(studies, Site(out), tracker, path, 1, lambda *_: None, lambda *_: None)
+    tune_module.tune(studies, RunEnvironment(out), tracker, path, 1, lambda *_: None, lambda *_: None)
 
 
 @contextmanager

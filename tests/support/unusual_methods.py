@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedprompt.methods import Batch, LearningServer, ServerOptimiser, Stage, State, prompt_init, shallow
+from fedprompt.methods import (
+    Batch,
+    Downloads,
+    LearningServer,
+    ServerOptimiser,
+    Stage,
+    Stages,
+    State,
+    prompt_init,
+    shallow,
+)
 from fedprompt.methods.fedvpt import FedVPT
 
 
@@ -14,7 +24,7 @@ def _head(tensors: State) -> State:
     return {name: tensor for name, tensor in tensors.items() if name.startswith("head.")}
 
 
-class Generator(FedVPT, LearningServer):
+class Generator(FedVPT, LearningServer, Downloads):
     """The server keeps a generator and one descriptor per client; what it sends is generated for each client."""
 
     client_rows = ("descriptors",)
@@ -50,7 +60,7 @@ class Generator(FedVPT, LearningServer):
         return dict(zip(leaves, torch.autograd.grad(pull, list(leaves.values())), strict=True))
 
 
-class Groups(FedVPT):
+class Groups(FedVPT, Stages):
     """Two stages: the shared prompt, then one of several group prompts chosen by keys; the server mixes old and new."""
 
     def init_prompts(self, rng: torch.Generator) -> State:
@@ -60,9 +70,6 @@ class Groups(FedVPT):
             "groups": prompt_init((20, width), patch, rng),
             "keys": torch.randn(20, width, generator=rng),
         }
-
-    def prompt_floats(self) -> int:
-        return 42 * self.backbone.width
 
     def stages(self, epochs: int) -> Sequence[Stage]:
         rates = self.rates()
@@ -104,7 +111,7 @@ class Noise(FedVPT):
         return batch.pad(self.backbone.cls(batch.images, shallow(batch.rows(theta["prompt"]) + 0.05 * noise)))
 
 
-class Proximal(FedVPT):
+class Proximal(FedVPT, Downloads):
     """The server sends a constant beside the prompt: more comes down than goes up."""
 
     def download(self, server: State, clients: Sequence[int]) -> State:
@@ -113,10 +120,6 @@ class Proximal(FedVPT):
 
     def upload(self, theta: State, received: State) -> State:
         return {name: theta[name] for name in received if name != "anchor"}
-
-    def payload(self) -> tuple[int, int]:
-        down, up = super().payload()
-        return down + self.prompt_floats(), up
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
         return super().loss(theta, batch) + 0.25 * (theta["prompt"] - theta["anchor"]).square().sum((1, 2))

@@ -1,5 +1,6 @@
 """What a published run answers, from planted accuracies."""
 
+import dataclasses
 from pathlib import Path
 
 import answers as module
@@ -7,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from answers import answers, collapses, has_prompts
+
+from fedprompt.harness.report.papers import load_papers
 
 PRINTED = {"Head-Tune": 70, "FedVPT": 72, "FedVPT-D": 74, "pFedPG": 76, "SGPT": 78, "pFedBayesPT": 80}
 ROWS = {  # row: title, accuracy; the order is the printed one
@@ -57,34 +60,31 @@ def runs(**accuracy: float) -> pd.DataFrame:
 def text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, frame: pd.DataFrame, table: pd.DataFrame) -> str:
     table.to_csv(tmp_path / "tables.csv", index=False)
     runs().to_csv(tmp_path / "cells.csv", index=False)
-    printed = [
-        {"paper": "vit", "table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"}
-        | {"method": method, "value": value}
+    values = [
+        {"table": 1, "dataset": "DomainNet", "label": "m=1", "metric": "Average"} | {"method": method, "value": value}
         for method, value in PRINTED.items()
     ]
     monkeypatch.setattr(module, "client_accuracies", lambda _: frame)
-    monkeypatch.setattr(module, "load_published", lambda _: pd.DataFrame(printed))
+    paper = dataclasses.replace(load_papers(Path())["vit"], values=pd.DataFrame(values))
+    monkeypatch.setattr(module, "load_papers", lambda _: {"vit": paper})
     return answers(tmp_path)
 
 
-def test_a_part_that_matters_is_told_and_one_that_does_not_is_not(
+def test_a_part_that_matters_is_significant_and_one_that_does_not_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     levels = {"pfedbayespt": 0.65, "full-without-mixture": 0.60, "d-with-masks": 0.6, "pfedbayespt-d": 0.6}
     said = text(monkeypatch, tmp_path, accuracies(levels, "ablation"), numbers(fedvpt=(0.0, 1.0)))
     _, mixture, masks, *_ = said.splitlines()[::2]
-    assert "can be told from zero in 1 of 1 columns (†): m=1, global head +5.0 (4.9 to 5.1)†." in mixture
+    assert "Significant in 1 of 1 columns (†): m=1, global head +5.0 (4.9 to 5.1)†." in mixture
     assert "Do masks" in masks
-    assert "No difference can be told from zero in the one column: m=1, global head" in masks
+    assert "No significant difference in the one column: m=1, global head" in masks
 
 
 def test_draws_are_compared_within_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     one, ten = (accuracies({"pfedbayespt": level}, "vsweep", samples=v) for v, level in ((1, 0.6), (10, 0.62)))
     said = text(monkeypatch, tmp_path, pd.concat([one, ten]), numbers(fedvpt=(0.0, 1.0)))
-    assert (
-        "number of draws V (10 against 1)?** It can be told from zero in 1 of 1 columns (†): m=1, global head +2.0"
-        in said
-    )
+    assert "number of draws V (10 against 1)?** Significant in 1 of 1 columns (†): m=1, global head +2.0" in said
 
 
 def test_gains_of_prompt_methods_stand_apart_from_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,22 +92,22 @@ def test_gains_of_prompt_methods_stand_apart_from_others(monkeypatch: pytest.Mon
     said = text(monkeypatch, tmp_path, accuracies({"fedvpt": 0.5}), numbers(**gains))
     assert "beat no prompt under the same policy?** In 1 of 1 columns." in said
     assert "1 of 3 gains: fedvpt +3.0 (2.0 to 4.0); 1 of 3 loses: sgpt −2.0 (−3.0 to −1.0)." in said
-    assert "none of 1 can be told from no prompt; 2.5 points could have been." in said
+    assert "no significant difference for any of 1; 2.5 points could have been found." in said
 
 
 @pytest.mark.parametrize(("direction", "verdict"), [(1, "τ = 1.00 (1.00 to 1.00; p = 0.00)"), (-1, "τ = −1.00")])
-def test_the_printed_order_and_its_reverse_are_told(
+def test_the_printed_order_and_its_reverse_are_significant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, direction: int, verdict: str
 ) -> None:
     levels = {row: 0.5 + direction * (level - 0.5) for row, (_, level) in ROWS.items()}
     said = text(monkeypatch, tmp_path, accuracies(levels), numbers(fedvpt=(0.0, 1.0)))
-    assert f"- m=1, global head, beside DomainNet, m=1: {verdict}" in said
+    assert f"- m=1, global head, compared with DomainNet, m=1: {verdict}" in said
     assert f"over 6 methods: {'agree' if direction > 0 else 'contradict each other'}." in said
 
 
 def test_equal_methods_have_no_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = text(monkeypatch, tmp_path, accuracies(dict.fromkeys(ROWS, 0.5)), numbers(fedvpt=(0.0, 1.0)))
-    assert "cannot be told from unrelated orders" in said
+    assert "no significant agreement" in said
 
 
 def test_what_is_incomplete_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def a_run(folder: Path, **gains: list[tuple[float, float]]) -> Path:
     return folder
 
 
-def test_only_differences_that_can_be_told_are_counted(tmp_path: Path) -> None:
+def test_only_significant_differences_are_counted(tmp_path: Path) -> None:
     run = a_run(tmp_path / "one", A=[(3.0, 0.01), (2.0, 0.2), (-1.0, 0.04)])
     assert "| A | 1 / 1 / 3, +2.0 |" in overview([run]).splitlines()
 

@@ -13,10 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import Dataset, Partition, heat_map, make_partition, parse_partition, train_counts
-from fedprompt.harness.report.accuracies import client_accuracies, protocol_of
 from fedprompt.harness.report.figures.curves import figure_parts, main_settings, setting_name, titles_shown
 from fedprompt.harness.report.figures.style import DrawnFigure, label_y, looks, panels
 from fedprompt.harness.report.tables import slug
+from fedprompt.harness.report.values import client_values, protocol_of
 from fedprompt.harness.running.suite import Setting, Suite
 
 LoadDataset = Callable[[str], Dataset]  # by name; a UserError where the data are not at hand
@@ -27,7 +27,7 @@ WRITTEN = 64  # cells of a heat map that carry their number, at most
 
 def figures_spread(suite: Suite, records: pd.DataFrame) -> Iterator[DrawnFigure]:
     """One dot per client and seed, with their quartiles; one line per method and one panel per setting."""
-    for part in figure_parts(suite, client_accuracies(suite.settings, main_settings(records))):
+    for part in figure_parts(suite, client_values(suite.settings, main_settings(records))):
         caption = (
             "Accuracies of the clients, mean over the reported rounds: one dot per client and seed; box: "
             "quartiles over them, bar: median, diamond: mean."
@@ -43,7 +43,7 @@ def _spread(suite: Suite, clients: pd.DataFrame) -> Figure:
     figure, axes = panels(len(columns), height=0.55 + 0.155 * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
         for key, row in clients[clients["column"] == column].groupby("row", sort=False):
-            _line_of_clients(ax, 100 * row["accuracy"].to_numpy(), places[str(key)], row_looks[str(key)].colour)
+            _line_of_clients(ax, 100 * row["value"].to_numpy(), places[str(key)], row_looks[str(key)].colour)
         ax.set_yticks(list(places.values()), list(titles.values()))
         ax.set_ylim(len(titles) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
@@ -75,22 +75,26 @@ def figures_partition(suite: Suite, records: pd.DataFrame, load: LoadDataset) ->
     for name, columns in datasets.items():
         try:
             dataset = load(name)
-            dealt = [_dealt(suite.settings[column], dataset, seed, recorded[column]) for column in columns.values()]
+            holdings = [
+                _holdings(suite.settings[column], dataset, seed, recorded[column]) for column in columns.values()
+            ]
         except UserError as error:
             print(f"note: no picture of who has what in {name}: {error}", file=sys.stderr)
         else:
-            yield _who_has_what(dataset, dealt, f"seed {seed}")
+            yield _who_has_what(dataset, holdings, f"seed {seed}")
 
 
-class Dealt(NamedTuple):
+class Holdings(NamedTuple):
+    """How many train images of each domain or class the clients of one partition have."""
+
     setting: Setting
     partition: Partition
-    what: str  # is dealt: `domain` or `class`
+    what: str  # `domain` or `class`
     names: tuple[str, ...]  # of domains or classes
     counts: np.ndarray  # train images, clients x names
 
 
-def _dealt(setting: Setting, dataset: Dataset, seed: int, recorded: str) -> Dealt:
+def _holdings(setting: Setting, dataset: Dataset, seed: int, recorded: str) -> Holdings:
     """The partition, made again from the data; it must be the recorded one."""
     spec = parse_partition(setting.partition)
     partition = make_partition(spec, dataset, seed, protocol_of(setting).val_fraction)
@@ -99,14 +103,14 @@ def _dealt(setting: Setting, dataset: Dataset, seed: int, recorded: str) -> Deal
     by_domain = "domain" in spec.kind and len(dataset.domain_names) > 1
     groups, names = (dataset.domains, dataset.domain_names) if by_domain else (dataset.labels, dataset.class_names)
     counts = train_counts(partition, groups, len(names))
-    return Dealt(setting, partition, "domain" if by_domain else "class", names, counts)
+    return Holdings(setting, partition, "domain" if by_domain else "class", names, counts)
 
 
-def _who_has_what(dataset: Dataset, dealt: Sequence[Dealt], which: str) -> DrawnFigure:
-    norm = Normalize(0, max(panel.counts.max() for panel in dealt))
-    most = max(panel.partition.num_clients for panel in dealt)
-    figure, axes = panels(len(dealt), height=min(max(0.9 + 0.14 * most, 1.9), 3.2))
-    for ax, panel in zip(axes, dealt, strict=True):
+def _who_has_what(dataset: Dataset, holdings: Sequence[Holdings], which: str) -> DrawnFigure:
+    norm = Normalize(0, max(panel.counts.max() for panel in holdings))
+    most = max(panel.partition.num_clients for panel in holdings)
+    figure, axes = panels(len(holdings), height=min(max(0.9 + 0.14 * most, 1.9), 3.2))
+    for ax, panel in zip(axes, holdings, strict=True):
         image = heat_map(ax, panel.counts, panel.what, panel.names, norm, named=NAMED, written=WRITTEN)
         clients, unseen = panel.partition.num_clients, panel.partition.unseen
         if clients <= TICKED:
@@ -117,6 +121,6 @@ def _who_has_what(dataset: Dataset, dealt: Sequence[Dealt], which: str) -> Drawn
         label_y(ax, "client")
     whole = MaxNLocator(5, integer=True)
     figure.colorbar(image, ax=axes, label="train images", aspect=25, pad=0.02, ticks=whole)
-    triangles = " Triangles: clients kept out of training." if any(panel.partition.unseen for panel in dealt) else ""
+    triangles = " Triangles: clients kept out of training." if any(panel.partition.unseen for panel in holdings) else ""
     caption = f"Who has what in {dataset.name}: train images of every client, {which}. White: none.{triangles}"
     return DrawnFigure(f"partition-{slug(dataset.name)}", f"Who has what: {dataset.name}", caption, figure)

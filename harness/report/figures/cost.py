@@ -15,6 +15,7 @@ from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.weights import load_backbone
 from fedprompt.core.errors import UserError
 from fedprompt.core.text import scaled
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.planning.cost import BEGIN, TRAIN, cost, meta_method
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.figures.clients import LoadDataset
@@ -101,7 +102,7 @@ def image_flops(cell: Cell, backbone: FrozenViT, classes: int) -> tuple[float, f
     """FLOPs of one image per visit of its client, and once per run (frozen features)."""
     method = meta_method(cell.method, backbone, classes, **cell.params)
     flops = cost(method, 1, IMAGES, kinds={"features"}).flops
-    visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in method.stages(cell.protocol.epochs))
+    visit = sum(stage.epochs * flops[f"{TRAIN}{stage.name}"] for stage in hooks.stages(method, cell.protocol.epochs))
     return (flops[BEGIN] + visit + flops["end"]) / IMAGES, flops["features"] / IMAGES
 
 
@@ -134,7 +135,7 @@ def _against(suite: Suite, frame: pd.DataFrame, xlabel: str, text: Callable[[flo
 
 
 def _scale(ax: Axes, costs: pd.Series, text: Callable[[float], str]) -> None:
-    """Logarithmic; zero, for a method that sends nothing, has its own place beside it."""
+    """Logarithmic; zero, for a method that sends nothing, has its own place next to it."""
     above = costs[costs > 0]
     if len(above) and (costs == 0).any():
         first, last = (math.floor(math.log10(edge)) for edge in (above.min(), above.max()))

@@ -1,7 +1,7 @@
 """Figures over rounds and over the number of averaged draws V."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedprompt.datasets import short_name
-from fedprompt.harness.report.accuracies import round_accuracies
+from fedprompt.harness.report.comparisons import draws
 from fedprompt.harness.report.figures.style import (
     GREY,
     PAGE,
@@ -22,23 +22,24 @@ from fedprompt.harness.report.figures.style import (
     looks,
     panels,
 )
-from fedprompt.harness.report.sweeps import draws
+from fedprompt.harness.report.numbers import Number
+from fedprompt.harness.report.values import round_values
 from fedprompt.harness.running.suite import Setting, Suite
 
 MOST_PANELS = 6  # of one figure
 BAND = 0.13  # opacity of bands
 FEW = 5  # rows of a panel that are all drawn in colour
-BEST = 3  # of more rows, those that stand out beside the control
+BEST = 3  # of more rows, those that stand out next to the control
 
 
-def figures_rounds(suite: Suite, records: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+def figures_rounds(suite: Suite, records: pd.DataFrame, numbers: Sequence[Number]) -> Iterator[DrawnFigure]:
     """Accuracy of the evaluated rounds, with one panel per setting.
 
     Training losses have no figure: each method defines its own, and MLflow shows them.
     """
-    accuracies = round_accuracies(suite.settings, main_settings(records))
-    controls = set(summary.loc[summary["control"].astype(bool), "row"])
-    for part in figure_parts(suite, accuracies.assign(value=100 * accuracies["accuracy"])):
+    accuracies = round_values(suite.settings, main_settings(records))
+    controls = {number.row for number in numbers if number.control}
+    for part in figure_parts(suite, accuracies.assign(value=100 * accuracies["value"])):
         caption = (
             "Test accuracy over communication rounds, mean over clients, where it was evaluated; mean over seeds. In "
             f"colour: the control and the {BEST} best rows of each panel, with bands of ± one sample standard "
@@ -75,6 +76,7 @@ def figure_parts(suite: Suite, frame: pd.DataFrame) -> Iterator[FigurePart]:
 
 
 def setting_name(setting: Setting) -> str:
+    """What panels are called."""
     return f"{short_name(setting.dataset)}, {setting.label}"
 
 
@@ -124,7 +126,7 @@ def _highlighted(frame: pd.DataFrame, controls: Collection[str]) -> set[str]:
     return {*last.index[:BEST], *(key for key in last.index if key in controls)}
 
 
-def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+def figures_vsweep(suite: Suite, results: pd.DataFrame, numbers: Sequence[Number]) -> Iterator[DrawnFigure]:
     """Accuracy over V and its paired difference to V=1 with its interval, one row of panels per setting."""
     swept = sweep(results)
     if swept.empty:
@@ -133,12 +135,12 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
     figure = Figure(figsize=(PAGE, 2.3 * len(columns)), layout="constrained")
     for (left, right), column in zip(figure.subplots(len(columns), 2, squeeze=False), columns, strict=True):
         setting, panel = suite.settings[column], swept[swept["column"] == column]
+        here = [number for number in numbers if number.column == column]
         for key, title in titles_shown(suite, panel).items():
             row = panel[panel["row"] == key]
             band(left, row, "draws", "value", title, **row_looks[key].drawn())
-            numbers = summary[(summary["column"] == column) & (summary["row"] == key)]
-            _gains_over_one(right, numbers, title, **row_looks[key].drawn())
-        for v, printed in published_points(setting, summary[summary["column"] == column]):
+            _gains_over_one(right, [n for n in here if n.row == key], title, **row_looks[key].drawn())
+        for v, printed in published_points(setting, here):
             left.plot(v, printed, "*", color=GREY, markersize=8, label=f"published (V={v})")
             left.legend(loc="best")
         right.axhline(0, color=GREY, linewidth=0.8)
@@ -155,11 +157,15 @@ def figures_vsweep(suite: Suite, results: pd.DataFrame, summary: pd.DataFrame) -
     yield DrawnFigure("v-sweep", "Accuracy over the number of draws V", caption, figure)
 
 
-def _gains_over_one(ax: Axes, numbers: pd.DataFrame, label: str, **drawn: Any) -> None:
-    """The gains of `comparisons.with_gains` as a line, their intervals as bars."""
-    known = numbers.dropna(subset=["gain"])
-    below, above = known["gain"] - known["gain_low"], known["gain_high"] - known["gain"]
-    ax.errorbar(known["metric"].map(draws), known["gain"], (below, above), capsize=2, label=label, **drawn)
+def _gains_over_one(ax: Axes, numbers: Sequence[Number], label: str, **drawn: Any) -> None:
+    """Gains over a single draw as a line, their intervals as bars."""
+    gains = {draws(number.metric): number.gain for number in numbers if number.gain}
+    points = [gain.points for gain in gains.values()]
+    below, above = (
+        [gain.points - gain.low for gain in gains.values()],
+        [gain.high - gain.points for gain in gains.values()],
+    )
+    ax.errorbar(list(gains), points, (below, above), capsize=2, label=label, **drawn)
 
 
 def sweep(results: pd.DataFrame) -> pd.DataFrame:
@@ -172,15 +178,9 @@ def sweep(results: pd.DataFrame) -> pd.DataFrame:
     return long.sort_values([*keys, "draws"], ignore_index=True)
 
 
-def published_points(setting: Setting, numbers: pd.DataFrame) -> list[tuple[int, float]]:
-    """V and the paper's value, only for the data it was measured on: glyphs that mirror them do not count.
-
-    ``numbers`` are those of the setting in the summary, with the printed values beside them.
-    """
+def published_points(setting: Setting, numbers: Sequence[Number]) -> list[tuple[int, float]]:
+    """V and the paper's value, only for the data it was measured on: glyphs that mirror them do not count."""
     dataset, printed_for = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (setting.dataset, setting.published))
     if dataset != printed_for:
         return []
-    printed = numbers.dropna(subset=["published"])
-    return [
-        (draws(metric), float(value)) for metric, value in zip(printed["metric"], printed["published"], strict=True)
-    ]
+    return [(draws(number.metric), number.printed.value) for number in numbers if number.printed]

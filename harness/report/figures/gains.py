@@ -1,6 +1,6 @@
 """The figure that the suite is about: what each row gains over its control, with intervals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from fedprompt.harness.report.comparisons import COMPARED
 from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.figures.curves import figure_parts, setting_name
 from fedprompt.harness.report.figures.style import COLOURS, GREY, DrawnFigure, panels
-from fedprompt.harness.report.inference import LEVEL
+from fedprompt.harness.report.numbers import Number
 from fedprompt.harness.running.suite import Suite
 
 KINDS = ("heterogeneity", "unseen", "novel", "target")
@@ -22,23 +22,37 @@ LANE = 0.24  # between two policies of a row
 WIDE = 4
 
 
-def figures_gains(suite: Suite, summary: pd.DataFrame) -> Iterator[DrawnFigure]:
+def figures_gains(suite: Suite, numbers: Sequence[Number]) -> Iterator[DrawnFigure]:
     """One panel per setting, one line per row, one mark per head policy."""
-    compared = summary["kind"].isin(KINDS) & (summary["metric"] == summary["kind"].map(COMPARED))
-    for part in figure_parts(suite, summary[compared & summary["gain"].notna() & ~summary["control"].astype(bool)]):
+    gains = _gains_frame(numbers)
+    for part in figure_parts(suite, gains):
         caption = (
             "Gain over the control under the same head policy, in points, paired by seed and client, with its 95 % "
-            "interval over further clients and seeds. Filled: can be told from zero, adjusted for all comparisons of "
-            "the setting under that policy; hollow: cannot."
+            "interval over further clients and seeds. Filled: significantly different from zero, adjusted for all "
+            "comparisons of the setting under that policy; hollow: not significant."
         )
         drawn = [numbers for _, numbers in part.frame.groupby("column")]
         if any(_too_wide(numbers).any() for numbers in drawn):
             caption += " Arrow: the interval goes on beyond the panel."
-        if any(_collapsed(numbers).any() for numbers in drawn):
+        if part.frame["collapsed"].any():
             caption += " Number at an arrow: the gain there, of a row with less than half of the control's accuracy."
         yield DrawnFigure(
             f"gains{part.suffix}", f"Gains over the control{part.about}", caption, _gains(suite, part.frame)
         )
+
+
+def _gains_frame(numbers: Sequence[Number]) -> pd.DataFrame:
+    """One line per row that is compared with a control: the interval of its gain, and whether it has collapsed."""
+    lines = [
+        {
+            **{"column": n.column, "policy": n.policy, "row": n.row},
+            **{"gain": gain.points, "low": gain.low, "high": gain.high, "significant": gain.significant},
+            "collapsed": n.mean < COLLAPSED * (n.mean - gain.points),
+        }
+        for n in numbers
+        if n.kind in KINDS and n.metric == COMPARED[n.kind] and (gain := n.gain) and not n.control
+    ]
+    return pd.DataFrame(lines)
 
 
 def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
@@ -47,7 +61,7 @@ def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
     figure, axes = panels(len(columns), height=0.7 + 0.075 * (len(policies) + 1) * len(titles), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
         setting, numbers = suite.settings[column], gains[gains["column"] == column]
-        if (_too_wide(numbers) | _collapsed(numbers)).any():
+        if (_too_wide(numbers) | numbers["collapsed"]).any():
             ax.set_xlim(*_limits(numbers))
         for lane, policy in enumerate(policies):
             shown = numbers[numbers["policy"] == policy].set_index("row")
@@ -72,30 +86,26 @@ def _gains(suite: Suite, gains: pd.DataFrame) -> Figure:
 
 
 def _too_wide(numbers: pd.DataFrame) -> "pd.Series[bool]":
-    widths = numbers["gain_high"] - numbers["gain_low"]
+    widths = numbers["high"] - numbers["low"]
     return widths > WIDE * widths.median()
-
-
-def _collapsed(numbers: pd.DataFrame) -> "pd.Series[bool]":
-    return numbers["mean"] < COLLAPSED * (numbers["mean"] - numbers["gain"])
 
 
 def _limits(numbers: pd.DataFrame) -> tuple[float, float]:
     """Of a panel that shows every gain but those of collapsed rows, and every interval that is not too wide."""
-    numbers = numbers[~_collapsed(numbers)]
+    numbers = numbers[~numbers["collapsed"]]
     steady = numbers[~_too_wide(numbers)]
-    low = min(0, numbers["gain"].min(), steady["gain_low"].min())
-    high = max(0, numbers["gain"].max(), steady["gain_high"].max())
+    low = min(0, numbers["gain"].min(), steady["low"].min())
+    high = max(0, numbers["gain"].max(), steady["high"].max())
     margin = 0.1 * (high - low)
     return low - margin, high + margin
 
 
 def _mark(ax: Axes, number: "pd.Series[float]", y: float, lane: int) -> None:
-    colour, distinct = COLOURS[lane], number["gain_p_adjusted"] < LEVEL
-    ax.plot([number["gain_low"], number["gain_high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
+    colour, distinct = COLOURS[lane], number["significant"]
+    ax.plot([number["low"], number["high"]], [y, y], color=colour, linewidth=0.9, zorder=2)
     if not ax.get_autoscalex_on():
         left, right = ax.get_xlim()
-        for edge, arrow, beyond in ((left, "<", number["gain_low"] < left), (right, ">", number["gain_high"] > right)):
+        for edge, arrow, beyond in ((left, "<", number["low"] < left), (right, ">", number["high"] > right)):
             if beyond:
                 ax.plot(edge, y, arrow, color=colour, markersize=3.6, clip_on=False, zorder=3)
         if number["gain"] < left:

@@ -1,4 +1,4 @@
-"""The critical-difference diagram: mean ranks on a line, bars over rows that cannot be told apart."""
+"""The critical-difference diagram: mean ranks on a line, bars over rows without a significant difference."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,8 +17,8 @@ def figures_ranks(ranks: MeanRanks, titles: Mapping[str, str] | None = None) -> 
     if not ranks.enough:
         return
     caption = (
-        f"Mean ranks over {ranks.settings} settings (1 is best). Bars join methods that Nemenyi's test cannot tell "
-        f"apart at 5 % (critical difference CD = {ranks.critical_difference:.2f}). {ranks.verdict}"
+        f"Mean ranks over {ranks.settings} settings (1 is best). Bars join methods without a significant "
+        f"difference at 5 % (Nemenyi's test, critical difference CD = {ranks.critical_difference:.2f}). {ranks.verdict}"
     )
     yield DrawnFigure("critical-difference", "Mean ranks over settings", caption, _diagram(ranks, titles or {}))
 

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from fedprompt.harness.running.suite import Row
 from fedprompt.methods import registry
 
-# Okabe and Ito's colours, told apart by colour-blind eyes; their yellow is too pale for a line on white.
+# Okabe and Ito's colours, which colour-blind people can distinguish; their yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
 LARGER = {"*": 1.7, "X": 1.25, "P": 1.25, "p": 1.2, "d": 1.3, "h": 1.15, "D": 0.85}  # for equal weight to the eye
@@ -107,6 +107,7 @@ def distinct_colours(row_looks: Mapping[str, Look], keys: Collection[str]) -> di
 
 @contextmanager
 def print_style() -> Iterator[None]:
+    """The settings of matplotlib for figures that are drawn inside it."""
     with matplotlib.rc_context(SETTINGS):
         yield
 

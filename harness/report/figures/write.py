@@ -1,14 +1,15 @@
 """Every figure of a report, as PNG for pages and as PDF for print. A figure without data is left out."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from fedprompt.datasets import Dataset, load_dataset
+from fedprompt.datasets import load_dataset
 from fedprompt.harness.report.collect import POLICY_HEADINGS, Recorded
+from fedprompt.harness.report.document import WrittenFigure
 from fedprompt.harness.report.figures.clients import LoadDataset, figures_partition, figures_spread
 from fedprompt.harness.report.figures.cost import Counted, figures_cost
 from fedprompt.harness.report.figures.curves import figures_rounds, figures_vsweep
@@ -17,60 +18,46 @@ from fedprompt.harness.report.figures.ranks import figures_ranks
 from fedprompt.harness.report.figures.style import DrawnFigure, print_style, save_figure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.findings import ranks_by_policy
-
-
-@dataclass(frozen=True)
-class WrittenFigure:
-    """A figure and its files."""
-
-    name: str
-    title: str
-    caption: str
-    png: Path
-    pdf: Path
+from fedprompt.harness.report.numbers import Number
 
 
 def write_figures(
     recorded: Recorded,
-    summary: pd.DataFrame,
+    numbers: Sequence[Number],
     folder: Path,
     tuning: pd.DataFrame | None = None,
-    data_root: Path | None = None,
 ) -> list[WrittenFigure]:
-    """Draw what was recorded into ``folder``; ``summary`` holds the printed values, ``tuning`` is of `tuning_frame`."""
+    """Draw what was recorded into ``folder``; ``tuning`` is of `tuning_frame`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = []
     with print_style():
-        for drawn in _draw(recorded, summary, tuning, data_root):
+        for drawn in _draw(recorded, numbers, tuning):
             figures.append(WrittenFigure(drawn.name, drawn.title, drawn.caption, *save_figure(drawn, folder)))
     return figures
 
 
-def _draw(
-    recorded: Recorded, summary: pd.DataFrame, tuning: pd.DataFrame | None, data_root: Path | None
-) -> Iterator[DrawnFigure]:
+def _draw(recorded: Recorded, numbers: Sequence[Number], tuning: pd.DataFrame | None) -> Iterator[DrawnFigure]:
     """Gains in one figure; of the other results, one figure of each kind and head policy."""
 
-    @cache
-    def load(name: str) -> Dataset:
-        return load_dataset(name, root=data_root)
-
-    yield from figures_gains(recorded.suite, summary)
+    load = cache(load_dataset)
+    yield from figures_gains(recorded.suite, numbers)
     policies, counted = list(recorded.results["policy"].unique()), Counted()
     for policy in policies:
-        figures = _results(recorded.under(policy), summary[summary["policy"] == policy], load, counted)
+        figures = _results(recorded.under(policy), [n for n in numbers if n.policy == policy], load, counted)
         yield from figures if len(policies) == 1 else (_named(figure, policy) for figure in figures)
     yield from figures_partition(recorded.suite, recorded.records, load)
     if tuning is not None:
         yield from figures_tuning(tuning)
 
 
-def _results(recorded: Recorded, summary: pd.DataFrame, load: LoadDataset, counted: Counted) -> Iterator[DrawnFigure]:
-    yield from figures_rounds(recorded.suite, recorded.records, summary)
+def _results(
+    recorded: Recorded, numbers: Sequence[Number], load: LoadDataset, counted: Counted
+) -> Iterator[DrawnFigure]:
+    yield from figures_rounds(recorded.suite, recorded.records, numbers)
     yield from figures_cost(recorded, load, counted)
-    yield from figures_vsweep(recorded.suite, recorded.results, summary)
+    yield from figures_vsweep(recorded.suite, recorded.results, numbers)
     yield from figures_spread(recorded.suite, recorded.records)
-    for ranks in ranks_by_policy(summary).values():
+    for ranks in ranks_by_policy(numbers).values():
         yield from figures_ranks(ranks)
 
 

@@ -15,6 +15,8 @@ PIXELS_PER_INCH = 144  # one and a half times the size in print, so that text in
 
 
 class EmbeddedImage(NamedTuple):
+    """A picture inside the page."""
+
     width: int  # in pixels of the page
     data: str  # base64
 

@@ -58,6 +58,7 @@ def write(document: Document, folder: Path) -> None:
 
 
 def render(document: Document, folder: Path) -> str:
+    """`report.tex`; figures are named relative to ``folder``."""
     title = escape(document.title)
     lines = [PREAMBLE, f"\\title{{{title}}}", r"\author{}", r"\date{}", r"\begin{document}", r"\maketitle"]
     lines += [f"\\textbf{{{escape(line)}}}\\par" for line in document.alerts]

@@ -34,6 +34,7 @@ def _section(section: Section, folder: Path) -> list[str]:
 
 
 def table(grid: Grid) -> str:
+    """A table in GitHub's Markdown, without its title and notes."""
     header = [grid.corner, *("<br>".join(_escaped(t) for t in (c.setting, c.metric) if t) for c in grid.columns)]
     rows = [
         [_escaped(name), *(_marked(column.entries[row]) for column in grid.columns)]

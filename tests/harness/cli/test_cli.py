@@ -19,8 +19,8 @@ from fedprompt.harness.report.parity import parity_of_methods
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running import suite as suite_module
 from fedprompt.harness.running.cell import Cell, make_cell
-from fedprompt.harness.running.executor import CellOutcome
-from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome
 from fedprompt.methods import registry
 
 pytestmark = pytest.mark.usefixtures("shared_cache")
@@ -266,8 +266,8 @@ def test_check_of_a_broken_plugin_fails(tmp_path: Path, capsys: pytest.CaptureFi
         "from fedprompt.methods.head_tune import HeadTune\n"
         "class Broken(HeadTune):\n"
         "    name = 'broken-for-cli'\n"
-        "    def payload(self):\n"
-        "        return 0, 0\n"
+        "    def predict(self, theta, batch):\n"
+        "        return super().predict(theta, batch).repeat(1, 1, 2)\n"
     )
     assert main(["check", "broken-for-cli", "--plugin", str(plugin)]) == 1
     assert "FAIL" in capsys.readouterr().out
@@ -299,9 +299,9 @@ def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mini:
         made_cells.append(make_cell(*args))
         return made_cells[-1]
 
-    def finish_at_once(cells: list[Cell], site: Site, *_: Any) -> Iterator[CellOutcome]:
+    def finish_at_once(cells: list[Cell], environment: RunEnvironment, *_: Any) -> Iterator[CellOutcome]:
         for cell in cells:
-            yield CellOutcome(cell, done_folder(site.out, cell))
+            yield CellOutcome(cell, done_folder(environment.out, cell))
 
     monkeypatch.setattr(suite_module, "make_cell", counted)
     monkeypatch.setattr(session_module, "execute", finish_at_once)

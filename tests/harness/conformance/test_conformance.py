@@ -16,7 +16,7 @@ from fedprompt.harness.federation.schedule import Evaluation
 from fedprompt.harness.measuring import evaluation
 from fedprompt.harness.measuring.counts import Counts
 from fedprompt.harness.measuring.evaluation import Record
-from fedprompt.methods import Batch, Method, State, load_plugin, registry
+from fedprompt.methods import Batch, Method, State, StopGradients, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 from fedprompt.methods.pfedpg import PFedPG
@@ -49,14 +49,14 @@ def test_methods_conform_whatever_tokens_are_kept(name: str, memory: int, monkey
 def test_methods_conform_if_clients_that_did_not_change_are_not_counted_again(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out, memories = evaluation.carry_out, WeakKeyDictionary[Federation, Counts]()
+    evaluate_due, memories = evaluation.evaluate_due, WeakKeyDictionary[Federation, Counts]()
     counted: list[int] = []
 
     def remembering(federation: Federation, state: FederationState, evaluations: Sequence[Evaluation]) -> list[Record]:
         counted.append(state.round)
-        return carry_out(federation, state, evaluations, memories.setdefault(federation, Counts()))
+        return evaluate_due(federation, state, evaluations, memories.setdefault(federation, Counts()))
 
-    monkeypatch.setattr(evaluation, "carry_out", remembering)
+    monkeypatch.setattr(evaluation, "evaluate_due", remembering)
     found = failures(registry().get(name))
     # This property reads scores, and what is remembered has none.
     assert found.keys() <= {"evaluation without side effects"}
@@ -93,11 +93,11 @@ def test_a_method_that_is_right_with_one_head_only_is_caught() -> None:
     class Forgets(FedVPT):
         """It takes the head to be local, whatever the task says."""
 
-        def payload(self) -> tuple[int, int]:
-            return self.prompt_floats(), self.prompt_floats()
+        def init_personal(self, rng: torch.Generator, client: int) -> State:  # noqa: ARG002
+            return self._head(rng)
 
     result = check_property(BY_NAME["payload"], Forgets)
-    assert result.reason.startswith("with a global head: round 1")
+    assert result.reason.startswith("with a global head: personal head.bias, head.weight is in the payload")
 
 
 def test_every_property_is_proven_able_to_fail() -> None:
@@ -120,7 +120,7 @@ def test_the_reason_names_the_tensor() -> None:
 
 
 def test_a_declared_stop_of_the_gradient_is_not_held_against_a_method() -> None:
-    class Declared(broken_learners.DetachedPenalty):
+    class Declared(broken_learners.DetachedPenalty, StopGradients):
         stop_gradients = {"prompt": "the penalty is monitored, not trained"}  # noqa: RUF012
 
     assert check_property(BY_NAME["gradient matches the loss"], Declared).ok
@@ -137,13 +137,18 @@ def test_the_default_precision_is_given_back() -> None:
 
 
 def test_a_plugin_file_can_be_checked(tmp_path: Path) -> None:
-    file = tmp_path / "tiny_head.py"
+    file = tmp_path / "leaks.py"
     file.write_text(
+        "import torch\n"
         "from fedprompt.methods.head_tune import HeadTune\n"
-        "class TinyHead(HeadTune):\n"
-        "    name = 'tiny-head'\n"
-        "    def payload(self):\n"
-        "        return 1, 1\n"
+        "class Leaks(HeadTune):\n"
+        "    name = 'leaks'\n"
+        "    def init_personal(self, rng, client):\n"
+        "        return {**super().init_personal(rng, client), 'mean': torch.rand(5, generator=rng)}\n"
+        "    def upload(self, theta, received):\n"
+        "        return {**super().upload(theta, received), 'statistics': theta['mean']}\n"
+        "    def aggregate(self, server, uploads, weights, clients):\n"
+        "        return super().aggregate(server, {k: uploads[k] for k in server}, weights, clients)\n"
     )
     (name,) = load_plugin(file)
     assert set(failures(registry().get(name))) == {"payload"}

@@ -143,7 +143,7 @@ def test_recipes_that_mean_nothing_are_refused(rules: dict[str, object], reason:
 
 @pytest.fixture
 def sign_descent() -> Iterator[str]:
-    """A fourth optimiser, as a newcomer would write it; nothing else changes."""
+    """A fourth optimiser, as an unseen client would write it; nothing else changes."""
 
     class SignDescent(Optimiser, name="sign"):
         def fresh(self, value: Tensor) -> State:  # noqa: ARG002

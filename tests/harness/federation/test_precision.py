@@ -7,7 +7,7 @@ from support.run_folders import a_cell
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.toy import toy_dataset, toy_federation, toy_partition
 from fedprompt.harness.federation.clients import ClientData
-from fedprompt.harness.federation.precision import PRECISIONS, passes_in
+from fedprompt.harness.federation.precision import PRECISIONS, autocast_as
 from fedprompt.methods.fedvpt import FedVPT
 
 
@@ -30,7 +30,7 @@ def test_full_precision_is_what_cells_had_before() -> None:
 @pytest.mark.parametrize(("precision", "wanted"), [("fp32", False), ("tf32", True)])
 def test_tf32_is_set_for_the_passes_alone(precision: str, wanted: bool) -> None:
     before = tf32()
-    with passes_in(precision, "cuda"):
+    with autocast_as(precision, "cuda"):
         assert tf32() == (wanted, wanted)
     assert tf32() == before
 

@@ -5,26 +5,26 @@ import torch
 from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
-from fedprompt.harness.federation.schedule import evaluations_now, newcomer_evaluations
-from fedprompt.harness.measuring.evaluation import Common, carry_out
+from fedprompt.harness.federation.schedule import evaluations_now, unseen_evaluations
+from fedprompt.harness.measuring.evaluation import Common, evaluate_due
 from fedprompt.methods import Batch, Method, State, registry
 
 
 @pytest.mark.parametrize("name", registry().names())
-@pytest.mark.parametrize("newcomers", [False, True], ids=["members", "newcomers"])
-def test_readings_counted_together_equal_readings_counted_apart(name: str, newcomers: bool) -> None:
+@pytest.mark.parametrize("unseen", [False, True], ids=["members", "unseen"])
+def test_readings_counted_together_equal_readings_counted_apart(name: str, unseen: bool) -> None:
     head = "none" if registry().get(name).paper_policy == "none" else "global"
     federation = toy_federation(registry().get(name), head=head, finetune_epochs=2, sweep=True, last=5, stack=3)
     state = federation.start()
     federation.step(state)
     rules, clients = federation.protocol, federation.members
-    if newcomers:
-        readings = newcomer_evaluations(rules, [2, 3], federation.stack)
+    if unseen:
+        readings = unseen_evaluations(rules, [2, 3], federation.stack)
     else:
         readings = evaluations_now(rules, state.round, clients, state.personal, federation.stack)
     assert [reading.policy for reading in readings] == [head, f"{head}_then_ft"]
-    apart = [record for reading in readings for record in carry_out(federation, state, [reading])]
-    assert carry_out(federation, state, readings) == apart
+    apart = [record for reading in readings for record in evaluate_due(federation, state, [reading])]
+    assert evaluate_due(federation, state, readings) == apart
 
 
 @pytest.mark.parametrize("name", ["fedvpt-d", "pfedbayespt"])
@@ -40,10 +40,10 @@ def test_a_fine_tuned_head_reads_what_another_reading_has_computed(name: str, mo
         return look(method, theta, batch, *args)
 
     monkeypatch.setattr(type(federation.method), look.__name__, watched)
-    carry_out(federation, state, readings[:1])
+    evaluate_due(federation, state, readings[:1])
     once = stages.count("evaluate")
     stages.clear()
-    carry_out(federation, state, readings)
+    evaluate_due(federation, state, readings)
     assert stages.count("evaluate") == once > 0
 
 

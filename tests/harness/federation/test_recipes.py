@@ -31,7 +31,7 @@ def test_every_method_trains_stacked_as_one_by_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", registry().names(FrozenViT.offers))
 def test_normalised_heads_do_not_see_how_long_features_are(name: str) -> None:
-    """Neither in rounds, nor while a newcomer or a copy for an evaluation is fitted."""
+    """Neither in rounds, nor while an unseen client or a copy for an evaluation is fitted."""
     runs: list[State] = []
     for gain in (1.0, 4.0):
         backbone = toy_backbone()
@@ -40,7 +40,7 @@ def test_normalised_heads_do_not_see_how_long_features_are(name: str) -> None:
         federation = toy_federation(registry().get(name), backbone=backbone, head_input="normalised", head="global")
         state = federation.start()
         federation.step(state, ALL[:-1])
-        fitted = adapt(federation, state, ALL[-1:], 2, newcomers=True)
+        fitted = adapt(federation, state, ALL[-1:], 2, unseen=True)
         runs.append({**flat(state), **{f"fitted {key}": tensor for key, tensor in fitted.items()}})
     sums = {"server prototypes", "server counts"}  # of PEP-FedPT: what it knows of classes is not read by the head
     close(*({key: run[key] for key in run.keys() - sums} for run in runs), "features four times as long", 1e-3)

@@ -8,6 +8,7 @@ import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.payloads import floats_sent
 from torch import nn
 
 from fedprompt.backbones.backbone import FrozenViT
@@ -18,7 +19,7 @@ from fedprompt.harness.conformance.toy import toy_backbone_for, toy_dataset, toy
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState, auto_stack
-from fedprompt.methods import Batch, Method, State, Task, registry
+from fedprompt.methods import Batch, Diagnostics, Downloads, Method, State, Statistics, Task, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
@@ -263,7 +264,7 @@ def test_measured_payload(name: str, head: str, params: State, ten: int, hundred
         log = federation.step(federation.start(), [0, 1, 3])
         assert (log.floats_down, log.floats_up) == (3 * floats, 3 * floats)
         assert (log.bytes_down, log.bytes_up) == (12 * floats, 12 * floats)
-        assert method.payload() == (floats, floats)
+        assert floats_sent(method) == (floats, floats)
 
 
 class Upstream(HeadTune):
@@ -286,7 +287,7 @@ def test_each_way_is_counted_for_itself() -> None:
     assert (log.bytes_down, log.bytes_up) == (2 * 4 * head, 2 * 6 * head)
 
 
-class Counting(HeadTune):
+class Counting(HeadTune, Statistics):
     """Sends, besides its head, how many training images it has; nobody downloads that."""
 
     name = "counting"
@@ -323,7 +324,7 @@ def test_a_log_says_who_took_part_and_the_mean_loss() -> None:
     assert log.loss == pytest.approx(1.3863, abs=1e-4)  # ln 4: a zero head is undecided
 
 
-class Told(HeadTune):
+class Told(HeadTune, Diagnostics):
     def diagnostics(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
         return {"images": batch.mask.sum(1), "noise": batch.normal(1).sum((1, 2))}
 
@@ -354,14 +355,14 @@ def test_the_stack_is_bounded_by_memory(vit_b: FrozenViT) -> None:
 
 
 def test_what_only_fills_up_a_stack_is_not_counted_as_sent() -> None:
-    class Ragged(HeadTune):
+    class Ragged(HeadTune, Downloads):
         """Client k needs only k rows of what the stack holds."""
 
         def download(self, server: State, clients: Sequence[int]) -> State:
             return {**super().download(server, clients), "rows": torch.ones(len(clients), 4, 10)}
 
-        def travelled(self, received: State, position: int) -> State:
-            sent = super().travelled(received, position)
+        def sent_tensors(self, received: State, position: int) -> State:
+            sent = super().sent_tensors(received, position)
             return {**sent, "rows": sent["rows"][:position]}
 
         def upload(self, theta: State, received: State) -> State:  # noqa: ARG002

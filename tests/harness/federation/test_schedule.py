@@ -39,7 +39,7 @@ def test_only_reported_rounds_are_swept() -> None:
     assert [[evaluation.sweep for evaluation in each] for each in evaluated] == [[], [False], [], [True]]
 
 
-def test_strangers_adapt_a_local_head_until_they_take_part() -> None:
+def test_never_sampled_clients_adapt_a_local_head_until_they_take_part() -> None:
     participants: set[int] = set()
     for scheduled in rounds(head="local", rounds=30, epochs=5, participation=0.3, last=30):
         participants.update(scheduled.cohort)
@@ -52,7 +52,7 @@ def test_unseen_clients_come_once_at_the_end() -> None:
     *earlier, last = rounds(unseen=(2, 4, 5), head="local", rounds=2, epochs=4, last=2, val_fraction=0.1)
     assert [len(scheduled.evaluations) for scheduled in earlier] == [1]
     stacks = ((Group((2, 4), 4),), (Group((5,), 4),))
-    assert last.evaluations[1] == Evaluation("local", "val", stacks, newcomers=True)
+    assert last.evaluations[1] == Evaluation("local", "val", stacks, unseen=True)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_unseen_clients_come_once_at_the_end() -> None:
         ("global_then_ft", {"finetune_epochs": 3}, (3, 3, 3)),
     ],
 )
-def test_participants_strangers_and_newcomers_adapt_by_the_policy(
+def test_participants_never_sampled_clients_and_unseen_clients_adapt_by_the_policy(
     policy: str, options: dict[str, Any], epochs: tuple[int, int, int]
 ) -> None:
     protocol = Protocol(epochs=2, head="local" if policy == "local" else "global", **options)

@@ -1,7 +1,5 @@
 """Test sets that all clients share: base and novel classes, a target domain."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,14 @@ from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import schedule
 from fedprompt.harness.measuring.evaluation import Record, evaluate
 from fedprompt.harness.measuring.metrics import per_round, records_frame, summarise
-from fedprompt.methods import Batch, State
+from fedprompt.methods import Batch, OpenVocabulary, State
 from fedprompt.methods.head_tune import HeadTune
 
 
-class LastName(HeadTune):
+class LastName(HeadTune, OpenVocabulary):
     """Answers the last of the classes that it is asked about."""
 
     name = "last-name"
-    open_vocabulary: ClassVar[bool] = True
 
     def predict(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
         return torch.arange(float(self.task.num_classes)).expand(*batch.labels.shape, -1)

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.conformance.toy import toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.training import stack_states, train, unstack_state
 from fedprompt.harness.measuring.evaluation import adapt
-from fedprompt.methods import Batch, Method, Stage, State
+from fedprompt.methods import Batch, Constants, Method, Stage, State, Statistics, Steps
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 from fedprompt.methods.head_tune import HeadTune
 
@@ -65,7 +66,7 @@ def test_a_visit_is_torch_sgd(client: int, epochs: int) -> None:
 @pytest.mark.parametrize("method", [HeadTune, FedVPTDeep])
 def test_stacked_clients_of_different_sizes_train_as_if_alone(method: type[Method]) -> None:
     federation = toy_federation(method)
-    stages = list(federation.method.stages(2))
+    stages = list(hooks.stages(federation.method, 2))
     together, losses = visit(federation, [0, 1, 2, 3], stages)
     for client in range(4):
         alone, loss = visit(federation, [client], stages)
@@ -134,7 +135,7 @@ def test_what_is_unstacked_is_a_copy() -> None:
     assert stacked["a"].tolist() == [[0, 0], [1, 1]]
 
 
-class Hooked(HeadTune):
+class Hooked(HeadTune, Constants, Steps, Statistics):
     """Uses every hook of a visit: a constant, a counter, a step of which the head's weight takes half."""
 
     name = "hooked"
@@ -167,11 +168,16 @@ def test_hooks_of_a_visit() -> None:
     assert "constant" not in half
 
 
-def test_the_start_of_a_visit_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = toy_federation(HeadTune)
-    _, start = federation.theta(federation.start(), [2])
+def test_the_start_of_a_visit_stays_as_it_was() -> None:
     seen: list[Tensor] = []
-    monkeypatch.setattr(federation.method, "observe", lambda _, batch: seen.append(batch.start["head.weight"]) or {})
+
+    class Watching(HeadTune, Steps):
+        def observe(self, theta: State, batch: Batch) -> State:  # noqa: ARG002
+            seen.append(batch.start["head.weight"])
+            return {}
+
+    federation = toy_federation(Watching)
+    _, start = federation.theta(federation.start(), [2])
     visit(federation, [2], [Stage("train", HEAD, 2)], theta=start)
     assert len(seen) == 6
     assert all(torch.equal(value, start["head.weight"]) for value in seen)
@@ -181,7 +187,7 @@ def test_the_start_of_a_visit_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -
     ("own", "protocol", "counts"), [(1e-3, 0.0, 1e-3), (None, 1e-3, 1e-3), (1e-3, 1e-2, 1e-3), (1e-2, 1e-3, 1e-3)]
 )
 def test_the_smaller_limit_of_the_gradient_counts(own: float | None, protocol: float, counts: float) -> None:
-    class Limited(HeadTune):
+    class Limited(HeadTune, Steps):
         def clip_norm(self) -> float | None:
             return own
 

@@ -8,7 +8,7 @@ from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.measuring import evaluation as evaluation_module
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record, carry_out
+from fedprompt.harness.measuring.evaluation import Record, evaluate_due
 from fedprompt.methods import registry
 
 AS_IS: dict[str, Any] = {"participation": 0.25, "rounds": 4, "never_sampled": "as_is", "stack": 2}
@@ -20,7 +20,7 @@ def run(federation: Federation, counts: Counts | None) -> list[Record]:
     for scheduled in federation.schedule():
         federation.step(state, scheduled.cohort)
         for evaluation in scheduled.evaluations:
-            records += carry_out(federation, state, [evaluation], counts)
+            records += evaluate_due(federation, state, [evaluation], counts)
     return records
 
 

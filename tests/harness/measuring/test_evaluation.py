@@ -11,10 +11,11 @@ from torch import Tensor
 from fedprompt.datasets import Partition
 from fedprompt.harness.conformance import toy
 from fedprompt.harness.conformance.toy import toy_dataset, toy_federation
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.policy import applicable, policy_protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.measuring.evaluation import Record, adapt, count_correct, evaluate, evaluate_unseen
-from fedprompt.methods import Batch, Stage, State, registry
+from fedprompt.methods import Batch, Constants, Method, SeveralDraws, Stage, State, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
 
@@ -209,9 +210,9 @@ def test_two_readings_of_one_training_equal_two_trainings(name: str) -> None:
     assert len(records[2]) == 2 * len(records[0])
 
 
-def test_features_computed_once_give_the_head_of_features_computed_anew() -> None:
+def test_features_computed_once_give_the_head_of_recomputed_features() -> None:
     heads = []
-    for method in (FedVPT, type("Anew", (FedVPT,), {"fixed_inputs": False})):
+    for method in (FedVPT, type("Recomputed", (FedVPT,), {"fixed_inputs": False})):
         federation, state = after(method, [[0, 1]], head="global")
         heads.append(adapt(federation, state, [0, 1, 2, 3], epochs=3)["head.weight"])
     torch.testing.assert_close(*heads, atol=1e-6, rtol=1e-5)
@@ -224,7 +225,7 @@ def test_features_computed_once_give_the_head_of_features_computed_anew() -> Non
     ("name", "policy"),
     [(name, policy) for name in registry().names() for policy in applicable(registry().get(name).paper_policy)],
 )
-def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
+def test_never_sampled_clients_and_unseen_clients_train_their_heads_as_the_policy_says(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is private from its first draw, a copy of what is shared, or nothing. No head: both readings are taken."""
@@ -232,7 +233,7 @@ def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
     federation = toy_federation(registry().get(name), epochs=2, participation=1.0, **policy_protocol(policy, 3))
     state = federation.start()
     trained: list[int] = []
-    monkeypatch.setattr(federation.method, "adaptation", _watched(federation.method.adaptation, trained))
+    monkeypatch.setattr(hooks, "adaptation", _watched(hooks.adaptation, trained))
     evaluate(federation, state)
     evaluate_unseen(federation, state, [2, 3])
     assert {count for count in trained if count} == epochs
@@ -240,10 +241,10 @@ def test_strangers_and_newcomers_train_their_heads_as_the_policy_says(
     assert last_reading == policy
 
 
-def _watched(adaptation: Callable[[int], Stage], seen: list[int]) -> Callable[[int], Stage]:
-    def watched(epochs: int) -> Stage:
+def _watched(adaptation: Callable[[Method, int], Stage], seen: list[int]) -> Callable[[Method, int], Stage]:
+    def watched(method: Method, epochs: int) -> Stage:
         seen.append(epochs)
-        return adaptation(epochs)
+        return adaptation(method, epochs)
 
     return watched
 
@@ -308,7 +309,7 @@ def test_evaluating_twice_gives_the_same_records() -> None:
     assert evaluate(federation, state) == evaluate(federation, state)
 
 
-class TwoDraws(Stubborn):
+class TwoDraws(Stubborn, SeveralDraws):
     """Its own prediction, and one of two draws that always says class 0."""
 
     def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
@@ -340,7 +341,7 @@ def test_without_the_sweep_only_the_own_prediction_counts() -> None:
     assert {record.samples for record in evaluate(federation, state)} == {0}
 
 
-class Rememberer(Stubborn):
+class Rememberer(Stubborn, Constants):
     """Predicts each client's most frequent training class, which it looks up once per evaluation."""
 
     asked = 0

@@ -18,7 +18,7 @@ from fedprompt.harness.planning.calibration import (
     prices,
     time_passes,
 )
-from fedprompt.harness.running.site import Site
+from fedprompt.harness.running.environment import RunEnvironment
 
 SPEC = BackboneSpec("micro-vit", "random", 16)
 
@@ -35,7 +35,7 @@ def test_recipes_are_counted_and_timed_apart() -> None:
     assert count_passes(plain).flops == count_passes(normalised).flops
     assert count_passes(plain).saved_bytes < count_passes(normalised).saved_bytes
     assert normalised.build().task.head_input == "normalised"
-    assert time_passes(normalised, count_passes(normalised), Site(), 0.1).keys() == normalised.images.keys()
+    assert time_passes(normalised, count_passes(normalised), RunEnvironment(), 0.1).keys() == normalised.images.keys()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def test_enough_time_shows_the_part_of_a_pass_and_of_an_image(sizes: list[tuple[str, int]]) -> None:
-    lines = time_passes(job(), count_passes(job()), Site(), share=1000)
+    lines = time_passes(job(), count_passes(job()), RunEnvironment(), share=1000)
     assert (lines["train train"].step, lines["train train"].image) == pytest.approx((1.0, 0.1))
     assert (lines["evaluate"].step, lines["evaluate"].image) == pytest.approx((0.0, 0.05))
     assert max(size for _, size in sizes) == 48
@@ -68,7 +68,7 @@ def test_enough_time_shows_the_part_of_a_pass_and_of_an_image(sizes: list[tuple[
 def test_little_time_is_for_few_images_of_the_dearest_kind(sizes: list[tuple[str, int]]) -> None:
     """One image takes 1.1 s, and four might take four times that."""
     found = count_passes(job())
-    lines = time_passes(job(), found, Site(), share=2)
+    lines = time_passes(job(), found, RunEnvironment(), share=2)
     assert sizes == [("train", 1)]
     assert lines["train train"] == PassTime(0.0, 1.1)
     assert lines["evaluate"].image == pytest.approx(1.1 * found.flops["evaluate"] / found.flops["train train"])
@@ -86,14 +86,14 @@ def test_noise_makes_no_part_negative() -> None:
 
 def test_a_real_pass_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "BUDGET", 0.5)
-    ((found,), started) = prices([job((1, 2))], Site(), workers=1, timed=True)
+    ((found,), started) = prices([job((1, 2))], RunEnvironment(), workers=1, timed=True)
     assert found.lines["train train"].step + found.lines["train train"].image > 0
     assert started == 0
 
 
 @pytest.mark.slow
 def test_workers_count_what_one_process_does() -> None:
-    one, two = (prices([job()], Site(), workers, timed=False)[0] for workers in (1, 2))
+    one, two = (prices([job()], RunEnvironment(), workers, timed=False)[0] for workers in (1, 2))
     assert one == two
 
 

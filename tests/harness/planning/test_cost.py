@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.payloads import floats_sent
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.harness.conformance.toy import toy_backbone
+from fedprompt.harness.federation import hooks
+from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring import evaluation
 from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.harness.planning.cost import Cost, cost, markdown, meta_backbone, meta_method, shape_federation
-from fedprompt.harness.planning.counting import counted
 from fedprompt.methods import Batch, State, registry
 from fedprompt.methods.fedvpt import FedVPT
 
@@ -68,10 +70,10 @@ def test_a_step_and_an_evaluation_at_vit_base(name: str) -> None:
     found = costs(name)
     method = meta_method(name, vit_base())
     assert found.images == 64
-    stages = [f"train {stage.name}" for stage in method.stages(1)]
+    stages = [f"train {stage.name}" for stage in hooks.stages(method, 1)]
     assert [kind for kind in found.flops if kind.startswith("train")] == stages
     assert min(found.flops[stage] for stage in stages) > found.flops["evaluate"] / 8 > 0
-    assert (found.floats_down, found.floats_up) == method.payload()
+    assert (found.floats_down, found.floats_up) == floats_sent(method)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -175,13 +177,13 @@ def test_everything_stays_on_the_gpu(name: str, gpu: FrozenViT, monkeypatch: pyt
     federation = shape_federation(method, clients=2, batch_size=64)
     clients, state = federation.members, federation.start()
     received, theta = federation.theta(state, clients)
-    theta, loss = train(method, theta, method.stages(1), federation.data, clients, federation.protocol, (0, 2))
+    theta, loss = train(method, theta, hooks.stages(method, 1), federation.data, clients, federation.protocol, (0, 2))
     batch = next(federation.data.ordered(clients, "test", 64, [torch.Generator(), torch.Generator()]))
-    theta |= method.end_visit(theta, [replace(batch, stage="evaluate")])
+    theta |= hooks.end_visit(method, theta, [replace(batch, stage="evaluate")])
     sent = method.upload(theta, received)
-    assert elsewhere(theta) == elsewhere(sent) == elsewhere(method.diagnostics(theta, batch)) == []
+    assert elsewhere(theta) == elsewhere(sent) == elsewhere(hooks.diagnostics(method, theta, batch)) == []
     assert elsewhere(method.aggregate(state.server, sent, federation.weights(clients), clients)) == []
-    assert elsewhere(adapt(federation, state, clients, epochs=1, newcomers=True)) == []
+    assert elsewhere(adapt(federation, state, clients, epochs=1, unseen=True)) == []
     assert elsewhere({"loss": loss, "scores": method.predict(theta, batch)}) == []
 
 

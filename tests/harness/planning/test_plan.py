@@ -20,17 +20,17 @@ from fedprompt.core.text import duration
 from fedprompt.datasets import Dataset, make_partition, parse_partition
 from fedprompt.harness.cli import main
 from fedprompt.harness.federation.clients import ClientData
+from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.planning import plan as plan_module
 from fedprompt.harness.planning.calibration import Job, PassTime, Price, count_passes, prices
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import labelled, published
 from fedprompt.harness.planning.plan import CellPlan, _busy, count_flops, makespan, plan_suite
 from fedprompt.harness.planning.tally import tally_cells
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite_file import load_suite, parse_suite
 from fedprompt.methods import Batch
 
@@ -78,7 +78,10 @@ def paper_cells() -> dict[str, CellPlan]:
         setting = next(s for s in suite.settings if (s.dataset, s.label) == (dataset, label))
         chosen.append(replace(setting, rows=tuple(row for row in setting.rows if row.key == method)))
     one = replace(suite, seeds=(0,), settings=tuple(chosen))
-    return {cell.cell.method: cell for cell in plan_suite(one, Site(out=Path("nowhere")), flops=1.0).cells.values()}
+    return {
+        cell.cell.method: cell
+        for cell in plan_suite(one, RunEnvironment(out=Path("nowhere")), flops=1.0).cells.values()
+    }
 
 
 @pytest.mark.slow
@@ -100,13 +103,13 @@ def test_fedvpt_d_on_cifar_with_ten_classes_a_client() -> None:
     dealt = make_partition(parse_partition("classes:s=10,clients=100"), published("cifar100"), seed=0)
     sizes, tests = (np.array([len(rows) for rows in part]) for part in (dealt.train, dealt.test))
     train = adapted = evaluated = 0
-    strangers = set(range(100))
+    absent = set(range(100))
     for round_ in range(1, 101):
         cohort = numpy_rng(0, "participation", round_).choice(100, 5, replace=False)
         train += 5 * int(sizes[cohort].sum())
-        strangers -= set(cohort.tolist())
+        absent -= set(cohort.tolist())
         if round_ % 10 == 0 or round_ > 90:  # who never took part fits a copy of the head before it is evaluated
-            adapted += 5 * int(sizes[list(strangers)].sum())
+            adapted += 5 * int(sizes[list(absent)].sum())
             evaluated += int(tests.sum())
     inputs = adapted // 5  # what the head reads stays the same in all five epochs
     assert found.tally.images == {"train train": train, "adapt": adapted, "inputs": inputs, "evaluate": evaluated}
@@ -148,8 +151,8 @@ DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
 SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
 RECIPE = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "clip": 1.0, "head_input": "normalised"}
 RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "one client per round, strangers adapt": ("fedvpt", {}, DEALT, SHORT),
-    "strangers are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
+    "one client per round, never-sampled clients adapt": ("fedvpt", {}, DEALT, SHORT),
+    "never-sampled clients are taken as they are": ("fedvpt", {}, DEALT, {**SHORT, "never_sampled": "as_is"}),
     "every client fine-tunes": ("head-tune-ft", {}, DEALT, SHORT),
     "features of fine-tuning": ("fedvpt-d", {}, DEALT, {**SHORT, "head": "global", "finetune_epochs": 2}),
     "draws of fine-tuning": ("pfedbayespt", {"length": 1}, DEALT, {**SHORT, "finetune_epochs": 2}),
@@ -160,7 +163,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "unseen clients": ("fedvpt-d", {}, f"{DEALT},unseen=half", SHORT),
     "unseen clients and a generator": ("pfedpg", {}, f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
     "exchanges": ("pfedpg", {"unseen_mode": "server_loop"}, f"{DEALT},unseen=last_half", SHORT),
-    "a newcomer that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
+    "an unseen client that trains nothing": ("pep-fedpt", {}, f"{DEALT},unseen=half", SHORT),
     "held-out data": ("fedvpt", {}, DEALT, {**SHORT, "val_fraction": 0.3}),
     "another recipe": (
         "fedvpt",
@@ -207,7 +210,7 @@ def as_batches(counts: Mapping[str, int], split: str) -> Counter[tuple[str, str]
     found: Counter[tuple[str, str]] = Counter()
     for kind, count in counts.items():
         if kind != "features":
-            found[shown.get(kind) or ("train", kind.removeprefix("train ").removeprefix("newcomer "))] += count
+            found[shown.get(kind) or ("train", kind.removeprefix("train ").removeprefix("unseen "))] += count
     return found
 
 
@@ -221,7 +224,7 @@ def test_a_run_sees_what_was_planned(
     (planned,) = tally_cells([cell], {toy_source: run_module._dataset("toy", None, 16)})
     watch = Watch(monkeypatch)
     with counted() as flops:
-        run_cell(cell, Site(out=tmp_path))
+        run_cell(cell, RunEnvironment(out=tmp_path))
     split = "val" if "val_fraction" in protocol else "test"
     images, steps = as_batches(planned.images, split), as_batches(planned.steps, split)
     if cell.protocol.finetune_epochs:  # fine-tuned heads ask for the same batches again, but pass no image
@@ -252,7 +255,7 @@ RAW = {
 
 
 def test_a_cell_counts_where_it_is_shown_first(tmp_path: Path) -> None:
-    plan = plan_suite(parse_suite("x", RAW), Site(out=tmp_path), flops=1e9)
+    plan = plan_suite(parse_suite("x", RAW), RunEnvironment(out=tmp_path), flops=1e9)
     lines = plan.frame().set_index(["table", "setting", "row"])
     assert len(plan.cells) == lines["cells"].sum() == 2 * (2 * 2 + 1)
     shared = lines.loc[("again", "s=10", "fedvpt"), ["cells", "elsewhere", "flops", "bytes_up"]]
@@ -263,7 +266,7 @@ def test_a_cell_counts_where_it_is_shown_first(tmp_path: Path) -> None:
 
 def test_several_machines_of_given_speed_share_the_cells(tmp_path: Path) -> None:
     suite = parse_suite("x", RAW).only(["fedvpt"])
-    plans = [plan_suite(suite, Site(out=tmp_path), workers=workers, flops=1e9) for workers in (1, 100)]
+    plans = [plan_suite(suite, RunEnvironment(out=tmp_path), workers=workers, flops=1e9) for workers in (1, 100)]
     seconds = [cell.flops / 1e9 for cell in plans[0].cells.values()]
     assert [plan.seconds for plan in plans] == pytest.approx([sum(seconds), max(seconds)])
 
@@ -273,7 +276,7 @@ def test_finished_cells_take_no_time(tmp_path: Path) -> None:
     done = suite.cells()[0]
     (tmp_path / "runs" / done.hash).mkdir(parents=True)
     (tmp_path / "runs" / done.hash / "done").touch()
-    plan = plan_suite(suite, Site(out=tmp_path), flops=1e9)
+    plan = plan_suite(suite, RunEnvironment(out=tmp_path), flops=1e9)
     left = sum(cell.flops for cell in plan.cells.values() if cell.cell != done)
     assert plan.seconds == pytest.approx(left / 1e9)
     assert plan.frame()["finished"].tolist() == [1, 0, 0]
@@ -288,7 +291,9 @@ def test_learning_rates_share_one_count(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_module, "prices", spy)
     lines = [{**SETTING, "params": {"fedvpt": {"lr": lr, "length": n}}} for lr, n in ((0.1, 1), (0.2, 1), (0.2, 2))]
-    plan_suite(parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines}), Site(out=tmp_path), flops=1e9)
+    plan_suite(
+        parse_suite("x", {**RAW, "methods": ["fedvpt"], "settings": lines}), RunEnvironment(out=tmp_path), flops=1e9
+    )
     assert [job.params["length"] for job in jobs] == [1, 2]
 
 
@@ -305,12 +310,12 @@ def test_measured_time_is_that_of_passes_images_and_overhead(tmp_path: Path, mon
     """A round: one visit of 20 clients stacked, ten images each, two steps; four evaluations of 100 test images."""
     suite = parse_suite("x", {**RAW, "methods": ["fedvpt"], "seeds": [0], "settings": [{**SETTING, "s": [5]}]})
 
-    def fixed(jobs: list[Job], site: Site, workers: int, timed: bool) -> tuple[list[Price], float]:
+    def fixed(jobs: list[Job], environment: RunEnvironment, workers: int, timed: bool) -> tuple[list[Price], float]:
         lines = {"train train": PassTime(1.0, 0.01), "evaluate": PassTime(0.0, 0.001)}
         return [Price(count_passes(job), lines) for job in jobs], 7.0
 
     monkeypatch.setattr(plan_module, "prices", fixed)
-    plan = plan_suite(suite, Site(out=tmp_path), workers=2)
+    plan = plan_suite(suite, RunEnvironment(out=tmp_path), workers=2)
     (cell,) = plan.cells.values()
     assert cell.tally.images["train train"] == 2 * 20 * 10
     evaluated = cell.tally.images["evaluate"]
@@ -358,8 +363,10 @@ def test_a_busy_machine_is_told() -> None:
 
 def test_flops_of_cells_are_those_of_the_plan(tmp_path: Path) -> None:
     suite = load_suite("smoke").only(["fedvpt", "sgpt"])
-    planned = plan_suite(suite, Site(tmp_path), flops=1e9)
-    assert count_flops(suite.cells(), Site(tmp_path)) == {key: cell.flops for key, cell in planned.cells.items()}
+    planned = plan_suite(suite, RunEnvironment(tmp_path), flops=1e9)
+    assert count_flops(suite.cells(), RunEnvironment(tmp_path)) == {
+        key: cell.flops for key, cell in planned.cells.items()
+    }
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

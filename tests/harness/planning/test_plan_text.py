@@ -9,16 +9,17 @@ import pytest
 
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.datasets import make_partition, parse_partition
+from fedprompt.harness.federation.counting import counted
 from fedprompt.harness.federation.schedule import select
+from fedprompt.harness.federation.stacking import text_bytes
 from fedprompt.harness.planning.cost import cost, meta_backbone, meta_method
-from fedprompt.harness.planning.counting import counted
 from fedprompt.harness.planning.data import published
 from fedprompt.harness.planning.plan import CellPlan, plan_suite
 from fedprompt.harness.planning.tally import classes_of, tally_cells
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite_file import load_suite, parse_suite
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
@@ -52,7 +53,7 @@ def test_promptfl_on_cifar_by_hand() -> None:
         "protocol": {"rounds": 4, "epochs": 5, "batch_size": 32, "participation": 0.1, "last": 2, "eval_every": 10},
         "settings": [{"table": "T", "dataset": "cifar100", "partition": "disjoint:clients=20,shots=16"}],
     }
-    (found,) = plan_suite(parse_suite("x", raw), Site(out=Path("nowhere")), flops=1.0).cells.values()
+    (found,) = plan_suite(parse_suite("x", raw), RunEnvironment(out=Path("nowhere")), flops=1.0).cells.values()
     # A round: 2 clients with 5 classes of 16 images, 80 each; 3 steps of 32 in each of 5 epochs. All 20 are evaluated
     # in rounds 3 and 4 on 500 images each, with one pass of texts.
     images, evaluated = 4 * 2 * 5 * 80, 2 * 20 * 500
@@ -83,7 +84,7 @@ def test_pfedmoap_on_cifar_by_hand() -> None:
         "protocol": {"rounds": 2, "epochs": 5, "batch_size": 32, "last": 1, "eval_every": 10},
         "settings": [{"table": "T", "dataset": "cifar100", "partition": "disjoint:clients=20,shots=16"}],
     }
-    (found,) = plan_suite(parse_suite("x", raw), Site(out=Path("nowhere")), flops=1.0).cells.values()
+    (found,) = plan_suite(parse_suite("x", raw), RunEnvironment(out=Path("nowhere")), flops=1.0).cells.values()
     visits, steps, experts = 2 * 20, 2 * 20 * 5 * 3, 9
     images, evaluated = 2 * 20 * 5 * 80, 20 * 500
     assert found.tally.clients == {"begin": visits, "train train": steps, "evaluate": 20}
@@ -114,7 +115,7 @@ def test_a_cell_of_paper_clip_cifar_by_hand() -> None:
     """Prompt+FedProx on CIFAR-10 with RN50: 120 rounds of 10 clients, five epochs in batches of 16."""
     whole = load_suite("paper-clip-cifar", weights="random")
     suite = replace(whole.only(["prompt-fedprox"]), seeds=(0,), settings=whole.only(["prompt-fedprox"]).settings[:1])
-    (found,) = plan_suite(suite, Site(out=Path("nowhere")), flops=1.0).cells.values()
+    (found,) = plan_suite(suite, RunEnvironment(out=Path("nowhere")), flops=1.0).cells.values()
     dataset, protocol = published("cifar10"), found.cell.protocol
     sizes = [len(rows) for rows in make_partition(parse_partition(found.cell.partition), dataset, 0).train]
     cohorts = [[sizes[client] for client in select(protocol, 0, range(100), number)] for number in range(1, 121)]
@@ -157,24 +158,25 @@ def vit_forward() -> int:
     return 2 * 196 * VIT * (3 * 16 * 16) + blocks
 
 
-def test_the_stack_of_clients_is_chosen_by_about_what_a_step_keeps() -> None:
+def test_the_stack_of_clients_is_chosen_by_what_a_step_keeps() -> None:
     method: Any = meta_method("promptfl", meta_backbone("clip:ViT-B-16"), published("cifar100").class_names)
     kept = cost(method, 1, 16, ()).client_bytes
-    assert 0.5 * kept < 4 * method.step_floats() < 2 * kept
+    assert text_bytes(method) == kept > 0
 
 
 # -- small runs, watched ----------------------------------------------------------------------------------------------
 
 MICRO = BackboneSpec("micro-clip", "random", 16)
 DEALT = "dirichlet:alpha=1,clients=4,min_size=2"
-SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2}
+# The stack is given, because choosing it counts steps on `meta`, and the FLOPs of these would count, too.
+SHORT = {"rounds": 3, "epochs": 1, "batch_size": 8, "participation": 0.25, "last": 1, "eval_every": 2, "stack": 4}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "strangers have nothing to fit": ("promptfl", DEALT, SHORT),
-    "strangers fit their own context": ("coop", DEALT, SHORT),
+    "never-sampled clients have nothing to fit": ("promptfl", DEALT, SHORT),
+    "never-sampled clients fit their own context": ("coop", DEALT, SHORT),
     "everybody tunes a copy": ("promptfl-ft", DEALT, SHORT),
-    "newcomers fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
-    "newcomers fit what the server mixed": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
-    "newcomers train alone, then with experts": (
+    "unseen clients fit their own tokens": ("prompt-fedper", f"{DEALT},unseen=half", SHORT),
+    "unseen clients fit the mixture": ("prompt-fedamp", f"{DEALT},unseen=half", {**SHORT, "participation": 1.0}),
+    "unseen clients train alone, then with experts": (
         "pfedmoap",
         f"{DEALT},unseen=half",
         {**SHORT, "epochs": 2, "participation": 1.0},
@@ -191,7 +193,7 @@ def test_a_run_computes_what_was_planned(case: str, toy_source: str, tmp_path: P
     dataset = run_module._dataset("toy", None, 16)
     (planned,) = tally_cells([cell], {toy_source: dataset})
     with counted() as flops:
-        run_cell(cell, Site(out=tmp_path))
+        run_cell(cell, RunEnvironment(out=tmp_path))
     shapes = meta_method(cell.method, meta_backbone("micro-clip", 16), classes_of(cell, dataset), 4, "none", **params)
     priced = cost(shapes, 1, 8, planned.images)
     assert flops.flops == pytest.approx(CellPlan(cell, planned, priced).flops, rel=0.02)

@@ -25,7 +25,7 @@ CASES = {
         "classes:s=5,clients=40,shots=3",
         {"rounds": 5, "participation": 0.1, "stack": 3, "head": "global", "finetune_epochs": 2, "batch_size": 4},
     ),
-    "newcomers": ("classes:s=10,clients=20,unseen=half", {"rounds": 4, "participation": 0.3, "stack": 4}),
+    "unseen": ("classes:s=10,clients=20,unseen=half", {"rounds": 4, "participation": 0.3, "stack": 4}),
     "held out": ("classes:s=10,clients=20", {"rounds": 4, "val_fraction": 0.5, "participation": 0.3, "stack": 3}),
 }
 
@@ -50,8 +50,8 @@ def followed(visiting: Visitor, seed: int, deal: Deal) -> Counter[str]:
                 if not is_finetuned(evaluation.policy) or head_owner(evaluation.policy) == "none":
                     # what fine-tuned heads read, another reading has passed
                     add("evaluated", [int(deal.test[client]) for client in clients], once=True)
-                if evaluation.newcomers:
-                    add("newcomers", train)
+                if evaluation.unseen:
+                    add("unseen", train)
                 if epochs:
                     add(f"adapted {epochs}", train)
     return total
@@ -61,7 +61,7 @@ def counts(work: Workload) -> Counter[str]:
     passes: dict[str, Passes] = {
         "trained": work.trained,
         "evaluated": work.evaluated,
-        "newcomers": work.newcomers,
+        "unseen": work.unseen,
         **{f"adapted {epochs}": adapted for (epochs, _), adapted in work.adapted.items()},
     }
     return Counter({f"{kind} {name}": value for kind, found in passes.items() for name, value in vars(found).items()})

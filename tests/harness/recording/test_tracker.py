@@ -16,9 +16,9 @@ from fedprompt.harness.recording.marker import MARKER
 from fedprompt.harness.recording.store import connect, public
 from fedprompt.harness.recording.tracker import Tracker, default_uri, sync
 from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import run_folder
 from fedprompt.harness.running.run import RoundProgress, run_cell
-from fedprompt.harness.running.site import Site
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -222,10 +222,10 @@ def test_a_resumed_cell_continues_its_run(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_cell(toy_cell, Site(tmp_path), report)
+        run_cell(toy_cell, RunEnvironment(tmp_path), report)
     [begun] = runs(uri, "toy")
     resumed = Tracker(uri, tmp_path)
-    folder = run_cell(toy_cell, Site(tmp_path), lambda progress: resumed.round(toy_cell, progress))
+    folder = run_cell(toy_cell, RunEnvironment(tmp_path), lambda progress: resumed.round(toy_cell, progress))
     assert resumed.finish(folder)
     [run] = runs(uri, "toy")
     assert (run.info.run_id, run.info.status) == (begun.info.run_id, "FINISHED")
@@ -239,7 +239,7 @@ def test_curves_read_from_the_folder_add_no_second_point(
 ) -> None:
     monkeypatch.setattr(tracking, "SEND_EVERY", 0.0)
     live = Tracker(uri, tmp_path)
-    folder = run_cell(toy_cell, Site(tmp_path), lambda progress: live.round(toy_cell, progress))
+    folder = run_cell(toy_cell, RunEnvironment(tmp_path), lambda progress: live.round(toy_cell, progress))
     assert Tracker(uri, tmp_path).finish(folder)  # another process, which does not know what was sent
     [run] = runs(uri, "toy")
     for name, steps in {"loss": [1, 2, 3, 4], "average": [2, 3, 4], "worst_local": [2, 3, 4]}.items():

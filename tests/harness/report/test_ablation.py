@@ -4,14 +4,12 @@ import dataclasses
 
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, numbers_frame, records_frame, results_frame
+from support.report_suites import a_setting, a_suite, csv_of, make_numbers, records_frame, results_frame
 
-from fedprompt.harness.report.ablation import PairedDifferences, ablation, paired_differences, with_paired
-from fedprompt.harness.report.accuracies import by_row, client_accuracies
-from fedprompt.harness.report.collect import summarise_seeds
-from fedprompt.harness.report.comparisons import compare_rows
-from fedprompt.harness.report.inference import paired
-from fedprompt.harness.report.tables import signed
+from fedprompt.harness.report.inference import Difference, paired
+from fedprompt.harness.report.numbers import PairedDifference
+from fedprompt.harness.report.tables import ablation, signed
+from fedprompt.harness.report.values import by_row, client_values
 from fedprompt.harness.running.suite import Suite
 
 D, FULL = "pfedbayespt-d", "pfedbayespt"
@@ -37,22 +35,30 @@ def a_study(**protocol: object) -> Suite:
     return a_suite(seeds=(0, 1), settings=(setting,))
 
 
-def differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> PairedDifferences:
-    return paired_differences(suite, results, compare_rows(suite, results, records))
+def differences(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> dict[str, PairedDifference]:
+    """By row."""
+    return {number.row: number.paired for number in make_numbers(suite, results, records) if number.paired}
+
+
+def interval_of(suite: Suite, records: pd.DataFrame) -> Difference:
+    """Of the row without the mixture, over clients."""
+    over_clients = differences(suite, results_frame(suite, average=AVERAGES), records)[D].over_clients
+    assert over_clients
+    return over_clients
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
     suite = a_study()
     paired = differences(suite, results_frame(suite, average=AVERAGES), records_frame(ACCURACIES))
-    assert paired.keys() == {(0, "paper", D)}  # none for the reference
-    assert paired[0, "paper", D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
+    assert paired.keys() == {D}  # none for the reference
+    assert paired[D].by_seed == pytest.approx({0: 20.0, 1: 0.0})
 
 
 def test_interval_is_that_of_paired_inference() -> None:
     suite = a_study()
     records = records_frame(ACCURACIES)
-    difference = differences(suite, results_frame(suite, average=AVERAGES), records)[0, "paper", D]
-    expected = paired(by_row(client_accuracies(suite.settings, records)), FULL)[D]
+    difference = interval_of(suite, records)
+    expected = paired(by_row(client_values(suite.settings, records)), FULL)[D]
     assert (difference.clients, difference.low, difference.high) == (3, expected.low, expected.high)
     assert difference.low < 0 < difference.high  # seeds differ by 20 points
 
@@ -62,9 +68,10 @@ def test_interval_of_one_seed() -> None:
     results = results_frame(suite, average=AVERAGES)
     results.loc[results["seed"] == 1, "status"] = "missing"
     records = records_frame({key: table for key, table in ACCURACIES.items() if key[2] == 0})
-    difference = differences(suite, results, records)[0, "paper", D]
+    difference = differences(suite, results, records)[D]
     assert difference.by_seed == pytest.approx({0: 20.0})
-    assert difference.low < 20 < difference.high
+    assert difference.over_clients
+    assert difference.over_clients.low < 20 < difference.over_clients.high
 
 
 def test_a_client_is_paired_with_itself() -> None:
@@ -74,7 +81,7 @@ def test_a_client_is_paired_with_itself() -> None:
         (0, D, 0): [[], [0.1, 0.5, 0.9]],
         (0, FULL, 0): [[], [0.2, 0.6, 1.0]],
     }
-    difference = differences(suite, results_frame(suite, average=AVERAGES), records_frame(accuracies))[0, "paper", D]
+    difference = interval_of(suite, records_frame(accuracies))
     assert (difference.low, difference.high) == pytest.approx((-10.0, -10.0))
 
 
@@ -83,23 +90,18 @@ def test_clients_that_never_took_part_count_by_policy(policy: str, clients: int)
     suite = a_study(never_sampled=policy)
     records = records_frame(ACCURACIES)
     records["participated"] = records["client"] != 0
-    paired = differences(suite, results_frame(suite, average=AVERAGES), records)
-    assert paired[0, "paper", D].clients == clients
+    assert interval_of(suite, records).clients == clients
 
 
 def test_unseen_clients_and_other_v_are_not_counted() -> None:
     suite = a_study()
     records = records_frame(ACCURACIES)
     more = pd.concat([records, records.assign(client=7, unseen=True), records.assign(samples=1, accuracy=0.0)])
-    with_others, without = (
-        differences(suite, results_frame(suite, average=AVERAGES), frame)[0, "paper", D] for frame in (more, records)
-    )
-    assert with_others == without
+    assert interval_of(suite, more) == interval_of(suite, records)
 
 
 def table_of(suite: Suite, results: pd.DataFrame, records: pd.DataFrame) -> list[list[str]]:
-    numbers = numbers_frame(suite, results, records)
-    grid = ablation(suite, "Ablation", numbers, differences(suite, results, records))
+    grid = ablation(suite, "Ablation", make_numbers(suite, results, records))
     return [[column.metric, *(entry.text for entry in column.entries)] for column in grid.columns]
 
 
@@ -107,7 +109,7 @@ def test_the_table() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
     records = records_frame(ACCURACIES)
-    interval = differences(suite, results, records)[0, "paper", D]
+    interval = interval_of(suite, records)
     assert table_of(suite, results, records) == [
         ["Average", "60.00±14.14", "50.00±0.00"],
         ["Difference", "+10.00±14.14", "reference"],
@@ -130,7 +132,7 @@ def test_differences_are_explained_where_there_are_any(reference: str, explained
     suite = a_study()
     suite = dataclasses.replace(suite, settings=(dataclasses.replace(suite.settings[0], reference=reference),))
     results = results_frame(suite, average=AVERAGES, average_exclude=AVERAGES)
-    grid = ablation(suite, "Ablation", numbers_frame(suite, results, records_frame(ACCURACIES)), {})
+    grid = ablation(suite, "Ablation", make_numbers(suite, results, records_frame(ACCURACIES)))
     assert [note.text.partition(":")[0] for note in grid.notes] == explained
 
 
@@ -144,8 +146,7 @@ def test_fewer_seeds_than_planned_are_marked() -> None:
 def test_differences_are_in_the_summary() -> None:
     suite = a_study()
     results = results_frame(suite, average=AVERAGES)
-    paired = differences(suite, results, records_frame(ACCURACIES))
-    line = with_paired(summarise_seeds(results), paired).set_index("row").loc[D]
+    line = csv_of(suite, results, records_frame(ACCURACIES)).set_index("row").loc[D]
     assert line[["paired_difference", "paired_seeds", "paired_clients"]].tolist() == pytest.approx([10.0, 2, 3])
     assert line["paired_std"] == pytest.approx(20 / 2**0.5)
 

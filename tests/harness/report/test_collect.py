@@ -9,13 +9,15 @@ from typing import Any
 import mlflow
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, every_kind, finetuned, report, results_frame, run_all
+from support.report_suites import a_setting, a_suite, csv_of, every_kind, finetuned, report, results_frame, run_all
 from support.run_folders import done_folder
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.measuring.metrics import records_frame
 from fedprompt.harness.recording.tracker import Tracker, sync
-from fedprompt.harness.report.collect import collect, short_commit, summarise_seeds
+from fedprompt.harness.report.collect import collect, place_files, short_commit
+from fedprompt.harness.report.values import client_values
 from fedprompt.harness.running.folder import note_failure, run_folder
 from fedprompt.harness.running.suite import Suite
 
@@ -89,12 +91,22 @@ def test_the_domains_of_a_client_are_added_up(tmp_path: Path, uri: str) -> None:
     assert len(records) == 4
 
 
+def test_a_further_measure_of_a_client_stays_with_its_records() -> None:
+    suite = a_suite(("fedvpt",))
+    [cell] = suite.cells()
+    domains = [Record(2, client, domain, 500, 1000, True, policy="local") for client in (0, 1) for domain in "ab"]
+    records = records_frame(domains).assign(brier=[0.2, 0.2, 0.4, 0.4])
+    recorded = place_files(suite, suite.planned(), results_frame(suite), {cell.hash: records}, {})
+    assert recorded.records["total"].tolist() == [2000, 2000]
+    assert client_values(suite.settings, recorded.records, "brier")["value"].tolist() == [0.2, 0.4]
+
+
 def test_worst_local_is_minimum_in_a_round_then_mean_over_rounds_then_over_seeds(tmp_path: Path, uri: str) -> None:
     suite = a_suite(("fedvpt",), (0, 1))
     for cell, rounds in zip(suite.cells(), ([[0.2, 0.6], [0.8, 0.4]], [[0.9, 0.5], [0.5, 0.9]]), strict=True):
         done_folder(tmp_path, cell, rounds)
     sync(tmp_path, uri)
-    summary = summarise_seeds(collect(suite, uri).results).set_index("metric")
+    summary = csv_of(suite, collect(suite, uri).results).set_index("metric")
     assert summary.loc["worst_local", "mean"] == pytest.approx(40.0)  # 60 if rounds or seeds are averaged first
     assert summary.loc["worst_local", "std"] == pytest.approx(20 / 2**0.5)  # of 30 and 50, not over rounds
     assert summary.loc["average", "mean"] == pytest.approx(60.0)
@@ -105,7 +117,7 @@ def test_never_sampled_clients_are_left_out_of_the_second_value_seed_by_seed(tmp
     for cell, never in zip(suite.cells(), ((0,), ()), strict=True):
         done_folder(tmp_path, cell, [[0.2, 0.8]] * 2, never)
     sync(tmp_path, uri)
-    summary = summarise_seeds(collect(suite, uri).results).set_index("metric")
+    summary = csv_of(suite, collect(suite, uri).results).set_index("metric")
     assert summary.loc["average", ["mean", "mean_exclude"]].tolist() == pytest.approx([50.0, 65.0])
     assert summary.loc["worst_local", ["mean", "mean_exclude"]].tolist() == pytest.approx([20.0, 50.0])
 
@@ -113,7 +125,7 @@ def test_never_sampled_clients_are_left_out_of_the_second_value_seed_by_seed(tmp
 def test_each_kind_has_its_metrics(tmp_path: Path, uri: str) -> None:
     suite = every_kind()
     run_all(suite, uri, tmp_path)
-    summary = summarise_seeds(collect(suite, uri).results)
+    summary = csv_of(suite, collect(suite, uri).results)
     by_kind = {kind: list(part["metric"].unique()) for kind, part in summary.groupby("kind", sort=False)}
     assert list(by_kind) == ["heterogeneity", "unseen", "ablation", "vsweep"]
     assert by_kind["heterogeneity"] == ["average", "worst_local"]
@@ -173,7 +185,7 @@ def test_a_number_is_no_average_of_the_seeds_that_did_not_diverge(tmp_path: Path
     sync(tmp_path, uri)
     Tracker(uri, tmp_path).failed(second, "diverged in round 1, client 3: loss is not finite")
     recorded = collect(suite, uri)
-    summary = summarise_seeds(recorded.results).set_index("metric")
+    summary = csv_of(suite, recorded.results).set_index("metric")
     assert recorded.results["status"].tolist() == ["finished", "diverged"]
     assert recorded.records.empty
     assert summary.loc["average", "status"] == "diverged"
@@ -198,7 +210,8 @@ def test_runs_of_other_code_count_only_if_they_are_accepted(tmp_path: Path, uri:
 
 def test_columns_of_one_name_are_not_mixed() -> None:
     settings = tuple(a_setting(methods=("fedvpt",), protocol={"epochs": epochs}) for epochs in (1, 2))
-    summary = summarise_seeds(results_frame(a_suite(settings=settings), average=[0.4, 0.6]))
+    suite = a_suite(settings=settings)
+    summary = csv_of(suite, results_frame(suite, average=[0.4, 0.6]))
     assert summary[summary["metric"] == "average"]["mean"].tolist() == pytest.approx([40.0, 60.0])
 
 

@@ -13,7 +13,7 @@ from support.report_suites import (
     a_setting,
     a_suite,
     every_kind,
-    numbers_frame,
+    make_numbers,
     recorded,
     records_frame,
     results_frame,
@@ -26,8 +26,7 @@ from fedprompt.backbones.weights import load_backbone
 from fedprompt.core.errors import UserError
 from fedprompt.datasets import load_dataset, make_partition, parse_partition
 from fedprompt.harness.planning.cost import cost, meta_method
-from fedprompt.harness.report.collect import collect, summarise_seeds
-from fedprompt.harness.report.comparisons import with_gains
+from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.figures import cost as figures_cost
 from fedprompt.harness.report.figures import write
 from fedprompt.harness.report.figures.clients import figures_partition, figures_spread
@@ -36,7 +35,8 @@ from fedprompt.harness.report.figures.curves import figures_rounds, figures_vswe
 from fedprompt.harness.report.figures.style import DrawnFigure
 from fedprompt.harness.report.figures.tuning import figures_tuning
 from fedprompt.harness.report.figures.write import write_figures
-from fedprompt.harness.report.published import load_published, with_published
+from fedprompt.harness.report.numbers import Number
+from fedprompt.harness.report.papers import load_papers
 from fedprompt.harness.running.suite import Suite
 
 pytestmark = pytest.mark.slow  # the whole file, for what it adds up to
@@ -67,12 +67,12 @@ def rounds_of(suite: Suite, loss: float = 1.0, bytes_up: int = 800) -> pd.DataFr
     return records[keys].drop_duplicates().assign(cohort="0 1", loss=loss, bytes_up=bytes_up)
 
 
-def summary_of(suite: Suite, results: pd.DataFrame) -> pd.DataFrame:
-    """With the values that the package brings."""
-    return with_gains(with_published(suite, summarise_seeds(results), load_published(Path("nowhere"))), {}, {})
+def summary_of(suite: Suite, results: pd.DataFrame, out: Path = Path("nowhere")) -> list[Number]:
+    """With printed values: by default those that the package brings."""
+    return make_numbers(suite, results, papers=load_papers(out))
 
 
-def no_gains(suite: Suite) -> pd.DataFrame:
+def no_gains(suite: Suite) -> list[Number]:
     return summary_of(suite, results_frame(suite))
 
 
@@ -109,7 +109,7 @@ def test_of_many_rows_the_control_and_the_best_stand_out() -> None:
     keys = ("head-tune", "fedvpt", "fedvpt-d", "pfedpg", "fedpr-s", "sgpt", "pep-fedpt")
     suite = a_suite(keys, TWO)
     levels = {(0, key, seed): [[0.3 + 0.05 * place] * 2] * 2 for place, key in enumerate(keys) for seed in TWO}
-    summary = no_gains(suite).assign(control=lambda frame: frame["row"] == "head-tune")
+    summary = [dataclasses.replace(number, control=number.row == "head-tune") for number in no_gains(suite)]
     records = records_frame(levels).assign(kind="heterogeneity")
     [ax] = drawn(figures_rounds(suite, records, summary), "accuracy-rounds")
     named = [line.get_label() for line in ax.lines if not str(line.get_label()).startswith("_")]
@@ -164,15 +164,15 @@ def test_v_sweep_shows_accuracy_and_the_paired_difference_with_its_interval() ->
         records_frame({(0, "pfedbayespt", seed): [levels] * 2 for seed in TWO}).assign(samples=v)
         for v, levels in ((1, [0.50, 0.60, 0.55]), (2, [0.52, 0.66, 0.58]))
     )
-    summary = numbers_frame(suite, results, records)
+    summary = make_numbers(suite, results, records)
     left, right = drawn(figures_vsweep(suite, results, summary), "v-sweep")
     assert left.lines[0].get_xdata().tolist() == [1, 2]
     assert left.lines[0].get_ydata().tolist() == pytest.approx([55.0, 59.0])
     assert band_edges(left) == [pytest.approx((55 - 10 / 2**0.5, 59 + 14 / 2**0.5))]
     assert right.lines[0].get_xydata().tolist() == [[2, pytest.approx(11 / 3)]]
     [low, high] = right.lines[1].get_ydata()[0], right.lines[2].get_ydata()[0]
-    gain = summary.set_index("metric").loc["average_samples_2"]
-    assert (low, high) == pytest.approx((gain["gain_low"], gain["gain_high"]))
+    [gain] = [number.gain for number in summary if number.gain]
+    assert (low, high) == pytest.approx((gain.low, gain.high))
 
 
 def test_the_published_point_is_for_its_own_data_only() -> None:
@@ -193,8 +193,7 @@ def test_the_published_point_is_read_from_the_file(tmp_path: Path) -> None:
     line = "table,dataset,setting,metric,method,value\n1,DomainNet,m=6,Average,pFedBayesPT,12.5\n"
     (tmp_path / "paper" / "vit_paper_results.csv").write_text(line)
     suite, results = a_sweep("domainnet")
-    summary = with_published(suite, summarise_seeds(results), load_published(tmp_path))
-    assert published_points(suite.settings[0], summary) == [(5, 12.5)]
+    assert published_points(suite.settings[0], summary_of(suite, results, tmp_path)) == [(5, 12.5)]
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------

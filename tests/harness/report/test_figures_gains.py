@@ -1,21 +1,26 @@
-import pandas as pd
+import dataclasses
+from typing import Any
+
 from matplotlib.colors import to_hex
-from support.report_suites import a_setting, a_suite, rows
+from support.report_suites import a_setting, a_suite, make_numbers, results_frame
 
 from fedprompt.harness.report.figures.gains import figures_gains
 from fedprompt.harness.report.figures.style import COLOURS
+from fedprompt.harness.report.inference import Difference
+from fedprompt.harness.report.numbers import Number
+
+SUITE = a_suite(settings=(a_setting(methods=("head-tune", "fedvpt", "fedvpt-d", "pfedpg"), policies=("global",)),))
+NUMBERS = {number.row: number for number in make_numbers(SUITE, results_frame(SUITE)) if number.metric == "average"}
 
 
-def gain(row: str, points: float, p: float, **changed: object) -> dict[str, object]:
-    line = {"kind": "heterogeneity", "column": 0, "policy": "global", "metric": "average", "row": row, "control": False}
-    interval = {"gain_low": points - 1, "gain_high": points + 1, "gain_p_adjusted": p}
-    return {**line, "mean": 60 + points, "gain": points, **interval, **changed}
+def gain(row: str, points: float, p: float, half: float = 1.0, **changed: Any) -> Number:
+    difference = Difference(row, "head-tune", points, points - half, points + half, p, p, 2, 20)
+    return dataclasses.replace(NUMBERS[row], mean=60 + points, **{"gain": difference, **changed})
 
 
-def marks(lines: list[dict[str, object]]) -> dict[float, str]:
+def marks(numbers: list[Number]) -> dict[float, str]:
     """Colour of every mark by its gain."""
-    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d")),))
-    (drawn,) = figures_gains(suite, pd.DataFrame(lines))
+    (drawn,) = figures_gains(SUITE, numbers)
     (ax,) = drawn.figure.axes
     return {float(line.get_xdata()[0]): to_hex(line.get_color()) for line in ax.lines if len(line.get_xdata()) == 1}
 
@@ -35,14 +40,12 @@ def test_control_worst_client_and_ablation_have_no_mark() -> None:
 
 
 def test_no_gains_no_figure() -> None:
-    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt")),))
-    assert not list(figures_gains(suite, pd.DataFrame([gain("fedvpt", float("nan"), float("nan"))])))
+    assert not list(figures_gains(SUITE, [gain("fedvpt", 1.0, 0.5, gain=None)]))
 
 
 def test_an_interval_of_a_collapsed_row_does_not_set_the_scale() -> None:
-    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d", "pfedpg")),))
-    collapsed = gain("pfedpg", -5.0, 1.0, gain_low=-90.0, gain_high=80.0)
-    (drawn,) = figures_gains(suite, pd.DataFrame([gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", 1.0, 0.4), collapsed]))
+    collapsed = gain("pfedpg", -5.0, 1.0, half=85.0)
+    (drawn,) = figures_gains(SUITE, [gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", 1.0, 0.4), collapsed])
     (ax,) = drawn.figure.axes
     left, right = ax.get_xlim()
     assert -7 < left < -5
@@ -52,8 +55,7 @@ def test_an_interval_of_a_collapsed_row_does_not_set_the_scale() -> None:
 
 
 def test_a_collapsed_row_does_not_set_the_scale_and_is_named_at_the_edge() -> None:
-    suite = a_suite(settings=(a_setting(rows=rows("head-tune", "fedvpt", "fedvpt-d")),))
-    (drawn,) = figures_gains(suite, pd.DataFrame([gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", -50.0, 0.01)]))
+    (drawn,) = figures_gains(SUITE, [gain("fedvpt", 3.0, 0.01), gain("fedvpt-d", -50.0, 0.01)])
     (ax,) = drawn.figure.axes
     assert -1 < ax.get_xlim()[0] < 0
     assert [text.get_text() for text in ax.texts] == ["−50"]

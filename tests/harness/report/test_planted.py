@@ -77,7 +77,7 @@ def test_a_planted_effect_is_found_and_a_planted_copy_is_not_called_different(
         assert other["gain_low"] < 0 < other["gain_high"]
         assert 0 < better["smallest_detectable"] < 5
     for head in ("a local head", "a global head", "a global head that each client fine-tunes"):
-        assert f"Feature shift, m=1: Under {head}, FedVPT gains " in text
+        assert f"Feature shift, m=1: Under {head}, 1 of 3 methods gains over no prompt: FedVPT " in text
     assert [entry.startswith("**") for entry in row_of(text, "FedVPT")[1::2][:3]] == [True] * 3
     assert not any("**" in entry for title in ("No prompt", "FedVPT-D", "SGPT") for entry in row_of(text, title))
 
@@ -88,7 +88,7 @@ def test_copies_are_never_bold_nor_called_different(suite: Suite, tmp_path: Path
     _, text, table = report(suite, uri, tmp_path)
     assert not table["leads"].any()
     assert table["gain"].dropna().unique().tolist() == [0.0]
-    assert text.count("none of 3 methods can be told from no prompt") == 2 * len(POLICIES)
+    assert text.count("no significant difference from no prompt for any of 3 methods") == 2 * len(POLICIES)
     assert "**" not in text.partition("## Feature shift")[2]
 
 

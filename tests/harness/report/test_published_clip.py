@@ -2,24 +2,17 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, numbers_frame, results_frame, rows
+from support.report_suites import a_setting, a_suite, make_numbers, results_frame, rows
 
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.report.document import Grid
-from fedprompt.harness.report.papers import PAPERS
-from fedprompt.harness.report.published import (
-    CAUTION,
-    about_papers,
-    load_published,
-    protocol_differences,
-    published_grids,
-    with_published,
-)
+from fedprompt.harness.report.papers import load_papers
+from fedprompt.harness.report.published import CAUTION, about_papers, protocol_differences, published_grids
 from fedprompt.harness.running.suite import Row, Setting, Suite
 from fedprompt.harness.running.suite_file import load_suite
 
+PAPERS = load_papers(Path("nowhere"))
 RN50, VIT = (BackboneSpec(f"clip:{name}-quickgelu", "openai", 224) for name in ("RN50", "ViT-B-16"))
 
 
@@ -42,8 +35,7 @@ def clip_suite(*settings: Setting, backbone: BackboneSpec = RN50) -> Suite:
 
 def grid(suite: Suite) -> Grid:
     results = results_frame(suite).assign(average=0.9)
-    printed = load_published(Path("nowhere"))
-    [table] = published_grids(suite, with_published(suite, numbers_frame(suite, results), printed))
+    [table] = published_grids(suite, make_numbers(suite, results, papers=PAPERS), PAPERS)
     return table
 
 
@@ -78,7 +70,7 @@ def test_tables_two_and_four_never_stand_without_the_reason_why_they_are_invalid
     marked = [entry.marks for column in table.columns if column.metric == "Paper" for entry in column.entries]
     assert marked == ["a", "a"]
     assert table.notes[0].text.startswith("Not a valid target: zero-shot CLIP is printed at chance")
-    assert any("pairs images with other images' labels" in line for line in about_papers(suite))
+    assert any("pairs images with other images' labels" in line for line in about_papers(suite, PAPERS))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +92,7 @@ def test_doubts_about_table_one(method: str, words: list[str]) -> None:
 def test_the_papers_own_protocol_is_comparable(name: str) -> None:
     backbone = RN50 if PAPERS["clip"].protocols[name].backbone == "CLIP RN50" else VIT
     suite = clip_suite(clip_setting(name, "promptfl"), backbone=backbone)
-    assert protocol_differences(suite, suite.settings[0]) == []
+    assert protocol_differences(suite, suite.settings[0], PAPERS) == []
 
 
 def test_another_backbone_is_named_in_the_caution() -> None:
@@ -114,24 +106,20 @@ def test_another_backbone_is_named_in_the_caution() -> None:
 
 def test_another_number_of_clients_is_named() -> None:
     setting = clip_setting("CIFAR100", "promptfl", partition="dirichlet:alpha=0.5,clients=10")
-    assert [change.what for change in protocol_differences(clip_suite(setting), setting)] == ["partition"]
+    assert [change.what for change in protocol_differences(clip_suite(setting), setting, PAPERS)] == ["partition"]
 
 
 def test_every_published_block_names_authors_venue_and_year() -> None:
     for paper in PAPERS.values():
         assert paper.citation[-4:].isdigit()
-    frame = load_published(Path("nowhere"))
-    assert isinstance(frame, pd.DataFrame)
-    assert set(frame["paper"]) == set(PAPERS)
-    for name, paper in PAPERS.items():
-        assert set(frame.loc[frame["paper"] == name, "dataset"]) == set(paper.protocols)
+        assert set(paper.values["dataset"]) == set(paper.protocols)
 
 
 def test_values_of_one_paper_are_not_shown_for_the_other() -> None:
     setting = clip_setting("DomainNet", "head-tune")
     suite = clip_suite(setting)
-    numbers = numbers_frame(suite, results_frame(suite).assign(average=0.9))
-    assert with_published(suite, numbers, load_published(Path("nowhere")))["published"].isna().all()
+    numbers = make_numbers(suite, results_frame(suite).assign(average=0.9), papers=PAPERS)
+    assert not any(number.printed for number in numbers)
 
 
 def test_the_suites_of_the_clip_paper_are_comparable() -> None:
@@ -140,13 +128,12 @@ def test_the_suites_of_the_clip_paper_are_comparable() -> None:
         suite = load_suite(name)
         for setting in suite.settings:
             if setting.published:
-                assert protocol_differences(suite, setting) == []
+                assert protocol_differences(suite, setting, PAPERS) == []
                 shown.add(setting.published.removeprefix("clip/"))
     assert shown == set(PAPERS["clip"].protocols)
 
 
 def test_every_printed_method_is_a_row_of_the_few_shot_suite() -> None:
     suite = load_suite("paper-clip-fewshot")
-    summary = with_published(suite, numbers_frame(suite, results_frame(suite)), load_published(Path("nowhere")))
-    found = summary.dropna(subset=["published"])
-    assert len(found) == 55  # eleven methods on five data sets
+    numbers = make_numbers(suite, results_frame(suite), papers=PAPERS)
+    assert sum(number.printed is not None for number in numbers) == 55  # eleven methods on five data sets

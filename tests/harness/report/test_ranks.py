@@ -39,7 +39,7 @@ def test_a_steady_order_is_found() -> None:
     assert ranks.groups == (("row-0", "row-1"), ("row-1", "row-2"), ("row-2", "row-3"), ("row-3", "row-4"))
     assert ranks.verdict == (
         "Mean ranks differ over 12 settings (Friedman p < 0.001): row-0 has the best, 1.0, "
-        "and 1 other row cannot be told from it."
+        "and 1 other row does not differ significantly from it."
     )
 
 
@@ -48,7 +48,7 @@ def test_chance_is_not_an_order() -> None:
     ranks = mean_ranks(table)
     assert ranks.p > 0.05
     assert ranks.groups == (tuple(ranks.ranks.index),)
-    assert "do not tell the 5 rows apart" in ranks.verdict
+    assert "no significant difference between the 5 rows" in ranks.verdict
 
 
 def test_rows_that_tie_everywhere_are_alike() -> None:

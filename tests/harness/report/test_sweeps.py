@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from support.report_suites import a_setting, a_suite, records_frame
 
-from fedprompt.harness.report.sweeps import compare_draws, draws, sweep_sentence
+from fedprompt.harness.report.comparisons import compare_draws, draws
+from fedprompt.harness.report.findings import sweep_sentence
 from fedprompt.harness.running.suite import Suite
 
 CLIENTS = [0.50, 0.60, 0.40, 0.70]
@@ -33,13 +34,13 @@ def test_equal_draws_are_not_called_different() -> None:
     [difference] = compare_draws(*swept(CLIENTS)).values()
     assert (difference.points, difference.significant) == (0.0, False)
     sentence = sweep_sentence({2: difference}, "pFedBayesPT")
-    assert sentence.startswith("pFedBayesPT with 2 draws cannot be told from one draw (+0.00 points")
+    assert sentence.startswith("pFedBayesPT with 2 draws shows no significant difference from one draw: +0.00 points (")
 
 
 def test_a_gain_is_said_with_its_interval() -> None:
     [difference] = compare_draws(*swept(BETTER)).values()
     sentence = sweep_sentence({2: difference}, "pFedBayesPT")
-    assert sentence.startswith("pFedBayesPT gains 6.50 points by averaging 2 draws instead of one (95 % interval ")
+    assert sentence.startswith("pFedBayesPT gains +6.50 points (")
 
 
 @pytest.mark.parametrize(("metric", "v"), [("average_samples_10", 10), ("average", 0)])

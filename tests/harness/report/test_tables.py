@@ -1,20 +1,23 @@
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, every_kind, numbers_frame, records_frame, results_frame
+from support.report_suites import a_setting, a_suite, every_kind, make_numbers, records_frame, results_frame
 
-from fedprompt.harness.report.collect import summarise_seeds
 from fedprompt.harness.report.document import Entry, Grid, Note
+from fedprompt.harness.report.numbers import Number
 from fedprompt.harness.report.tables import MOVING, result_entry, results, signed, slug, tables_of, unique, vsweep
 from fedprompt.harness.running.suite import Suite
 
 
-def number(**change: object) -> pd.Series:
-    values = {"status": "finished", "mean": 61.234, "std": 0.5, "mean_exclude": 61.234, "std_exclude": 0.5}
-    status = {"metric": "average", "moving": 0.0, "drift": 0.0, "leads": False, "untuned": False}
-    return pd.Series({**values, **status, "seeds": 3, "seeds_expected": 3, **change})
+def number(**change: Any) -> Number:
+    suite = a_suite(("fedvpt",))
+    [average, _] = make_numbers(suite, results_frame(suite, average=[0.61234], average_exclude=[0.61234]))
+    values = {"std": 0.5, "std_exclude": 0.5, "seeds": 3, "seeds_expected": 3, **change}
+    return dataclasses.replace(average, **values)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_an_entry(change: dict[str, object], entry: Entry) -> None:
 def tables(suite: Suite, frame: pd.DataFrame, records: pd.DataFrame | None = None) -> list[tuple[Grid, ...]]:
     for metric in ("average", "worst_local"):
         frame[f"{metric}_exclude"] = frame[metric]
-    return [grids for _, grids in results("Feature shift", numbers_frame(suite, frame, records))]
+    return [grids for _, grids in results("Feature shift", make_numbers(suite, frame, records))]
 
 
 def shown(suite: Suite, **numbers: list[float]) -> Grid:
@@ -203,7 +206,7 @@ def test_a_row_that_a_setting_lacks_is_empty_there() -> None:
 
 def test_unseen_clients_have_one_column_a_setting() -> None:
     suite = a_suite(settings=(a_setting(kind="unseen"),))
-    [(_, [grid])] = results("Unseen", numbers_frame(suite, results_frame(suite, unseen_average=[0.25, 0.5])))
+    [(_, [grid])] = results("Unseen", make_numbers(suite, results_frame(suite, unseen_average=[0.25, 0.5])))
     [column] = grid.columns
     assert (column.metric, [entry.text for entry in column.entries]) == ("Unseen Average", ["25.00", "50.00"])
 
@@ -212,7 +215,7 @@ def test_vsweep_has_a_column_a_v_and_names_settings_where_there_are_several() ->
     settings = tuple(a_setting(f"m={m}", ("pfedbayespt",), kind="vsweep") for m in (1, 2))
     suite = a_suite(settings=settings)
     values = {f"average_samples_{v}": [0.5 + 0.01 * v, 0.4] for v in range(1, 11)}
-    grid = vsweep("V-sweep", numbers_frame(suite, results_frame(suite, **values)))
+    grid = vsweep("V-sweep", make_numbers(suite, results_frame(suite, **values)))
     assert grid.rows == ("pFedBayesPT, m=1", "pFedBayesPT, m=2")
     assert [column.metric for column in grid.columns] == [f"V={v}" for v in range(1, 11)]
     assert [column.entries[0].text for column in grid.columns][::9] == ["51.00", "60.00"]
@@ -223,21 +226,21 @@ def test_unseen_clients_have_gains_in_the_last_state() -> None:
     records = records_frame(
         {(0, "head-tune", 0): [[0.9] * 6, CLIENTS], (0, "fedvpt", 0): [[0.1] * 6, BETTER]}, "local", "local"
     )
-    frame = numbers_frame(suite, results_frame(suite, unseen_average=[0.55, 0.6]), records.assign(unseen=True))
+    frame = make_numbers(suite, results_frame(suite, unseen_average=[0.55, 0.6]), records.assign(unseen=True))
     [(_, (means, _))] = results("Unseen", frame)
     assert entries(means)["m=1", "Gain"][1].startswith("+5.0 [")
 
 
 def test_vsweep_names_policies_where_there_are_several() -> None:
     suite = a_suite(settings=(a_setting(methods=("pfedbayespt",), kind="vsweep", policies=POLICIES),))
-    grid = vsweep("V-sweep", numbers_frame(suite, results_frame(suite)))
+    grid = vsweep("V-sweep", make_numbers(suite, results_frame(suite)))
     heads = ("local head", "global head", "global head, fine-tuned")
     assert grid.rows == tuple(f"pFedBayesPT, {head}" for head in heads)
 
 
 def test_a_table_is_a_heading_and_a_kind() -> None:
-    summary = summarise_seeds(results_frame(every_kind()))
-    kinds = [(title, kind) for title, kind, _ in tables_of(summary)]
+    suite = every_kind()
+    kinds = list(tables_of(make_numbers(suite, results_frame(suite))))
     assert kinds[0] == ("Feature shift", "heterogeneity")
     assert kinds[1:] == [("Unseen", "unseen"), ("Ablation", "ablation"), ("V-sweep", "vsweep")]
 
@@ -275,7 +278,7 @@ def test_base_to_novel_shows_all_means_and_the_gain_on_novel_classes() -> None:
     )
     levels = {("head-tune", "novel"): [0.5, 0.5, 0.5], ("fedvpt", "novel"): [0.41, 0.4, 0.39]}
     records = shared_records({**levels, ("head-tune", "local"): [0.8] * 3, ("fedvpt", "local"): [0.9] * 3})
-    [(_, grids)] = results("Base to novel", numbers_frame(suite, numbers, records))
+    [(_, grids)] = results("Base to novel", make_numbers(suite, numbers, records))
     table = grids[0]
     assert [column.metric for column in table.columns] == ["Average", "Base", "Novel", "Gain", "Harmonic Mean"]
     texts = {row: [column.entries[place].text for column in table.columns] for place, row in enumerate(table.rows)}

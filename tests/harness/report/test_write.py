@@ -13,9 +13,10 @@ from support.run_folders import done_folder
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.errors import UserError
 from fedprompt.harness.recording.tracker import Tracker, sync
-from fedprompt.harness.report import published
+from fedprompt.harness.report import papers
 from fedprompt.harness.report.collect import collect
 from fedprompt.harness.report.compose import summarise_suite
+from fedprompt.harness.report.numbers import numbers_frame
 from fedprompt.methods import registry
 
 
@@ -70,7 +71,7 @@ def test_csv_holds_every_number_at_full_precision(tmp_path: Path, uri: str, no_f
     run_all(suite, uri, tmp_path)
     table = report(suite, uri, tmp_path)[2]
     collected = collect(suite, uri)
-    summary = summarise_suite(suite, collected.results, collected.records, tmp_path).numbers
+    summary = numbers_frame(suite, summarise_suite(suite, collected.results, collected.records, tmp_path).numbers)
     numbers = ["mean", "std", "mean_exclude", "published", "difference", "paired_difference", "paired_low", "bytes_up"]
     pd.testing.assert_frame_equal(table[numbers], summary[numbers], check_exact=True)
     assert table["suite"].unique().tolist() == ["tiny"]
@@ -163,7 +164,7 @@ def test_rows_stand_in_the_suites_order(tmp_path: Path, uri: str, no_figures: No
 def test_without_printed_values_it_is_said(
     tmp_path: Path, uri: str, no_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "ROOT", tmp_path / "nowhere")
+    monkeypatch.setattr(papers, "ROOT", tmp_path / "nowhere")
     text = report(every_kind((0,)), uri, tmp_path)[1]
     assert "Left out: no printed values of these settings were found" in text
     assert "Left out" not in report(a_suite(), uri, tmp_path)[1]

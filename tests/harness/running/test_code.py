@@ -9,8 +9,8 @@ from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running import code
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import load_plugin, registry
 
 SOURCE = """
@@ -21,7 +21,10 @@ class Mine(FedVPT):
         return 1.0
 """
 # Modules that a cell needs but that do not decide what it computes.
-ELSEWHERE = {"errors", "fields", "files", "memory", "progress", "cell", "code", "folder", "journal", "site", "__init__"}
+ELSEWHERE = {
+    *("errors", "fields", "files", "interrupts", "memory", "progress", "text", "untrusted"),
+    *("cell", "code", "folder", "journal", "environment", "__init__"),
+}
 
 
 def digest(folder: Path, source: str) -> str:
@@ -97,4 +100,4 @@ def test_a_process_refuses_cells_of_other_code(tmp_path: Path) -> None:
     cell = make_cell("fedvpt", "glyph-domains", "domains:m=2", BackboneSpec("micro-vit", "random", 32))
     object.__setattr__(cell, "code", "edited")
     with pytest.raises(UserError, match="is of code edited, but this process has"):
-        run_cell(cell, Site(tmp_path))
+        run_cell(cell, RunEnvironment(tmp_path))

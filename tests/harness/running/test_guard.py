@@ -11,8 +11,8 @@ from fedprompt.backbones.weights import backbone_spec
 from fedprompt.core.errors import UserError
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import assemble, run_cell
-from fedprompt.harness.running.site import Site
 
 DATA = ("glyph-domains", "domains:m=6,shots=1,test_shots=1")
 SHORT = {"rounds": 1, "epochs": 1, "last": 1}
@@ -40,24 +40,24 @@ def cell(method: str, weights: str | None = None) -> Cell:
 
 
 def test_towers_that_cannot_read_the_data_stop_the_run(upside_down: str, tmp_path: Path) -> None:
-    site = Site(tmp_path / "runs", weights=upside_down)
+    environment = RunEnvironment(tmp_path / "runs", weights=upside_down)
     with pytest.raises(UserError, match=r"micro-clip classifies \d+\.\d % of the images without training"):
-        run_cell(cell("promptfl", upside_down), site)
+        run_cell(cell("promptfl", upside_down), environment)
     assert not (tmp_path / "runs").exists()
 
 
 def test_methods_without_text_are_not_asked(upside_down: str, tmp_path: Path) -> None:
-    assemble(cell("head-tune", upside_down), Site(tmp_path, weights=upside_down))
+    assemble(cell("head-tune", upside_down), RunEnvironment(tmp_path, weights=upside_down))
 
 
 def test_the_guard_looks_once_for_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     monkeypatch.setattr(run_module, "zero_shot_accuracy", lambda *args: looks.append(len(args[2])) or 0.9)
     for method in ("zs-clip", "promptfl"):
-        assemble(cell(method), Site(tmp_path))
+        assemble(cell(method), RunEnvironment(tmp_path))
     assert len(looks) == 1
     assert 200 < looks[0] < 600
 
 
 def test_random_weights_are_asked_for_by_name_and_pass(tmp_path: Path) -> None:
-    assemble(cell("zs-clip", "random"), Site(tmp_path))
+    assemble(cell("zs-clip", "random"), RunEnvironment(tmp_path))

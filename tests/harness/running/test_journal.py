@@ -17,9 +17,9 @@ from fedprompt.harness.measuring.evaluation import Record
 from fedprompt.harness.running import journal as journal_module
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.journal import CHECKPOINT, RECORDS, ROUNDS, Journal, round_rows
 from fedprompt.harness.running.run import RoundProgress, run_cell
-from fedprompt.harness.running.site import Site
 
 CELL = a_cell()
 HEAD_BYTES = 4 * 16  # of one client
@@ -204,10 +204,10 @@ def test_two_thousand_clients_resume_with_equal_bytes(toy_cell: Cell, tmp_path: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "_dataset", lambda *_: dataclasses.replace(data, **arrays))
-        undisturbed = run_cell(cell, Site(tmp_path / "a"))
+        undisturbed = run_cell(cell, RunEnvironment(tmp_path / "a"))
         with pytest.raises(KeyboardInterrupt):
-            run_cell(cell, Site(tmp_path / "b"), interrupt)
-        resumed = run_cell(cell, Site(tmp_path / "b"))
+            run_cell(cell, RunEnvironment(tmp_path / "b"), interrupt)
+        resumed = run_cell(cell, RunEnvironment(tmp_path / "b"))
     for name in (RECORDS, ROUNDS):
         assert (resumed / name).read_bytes() == (undisturbed / name).read_bytes()
     assert len((resumed / RECORDS).read_text().splitlines()) == 1 + 2000

@@ -13,8 +13,8 @@ from fedprompt.harness.conformance.toy import toy_clip
 from fedprompt.harness.planning.tally import tally_cells
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import assemble, run_cell
-from fedprompt.harness.running.site import Site
 
 MICRO = BackboneSpec("micro-vit", "random", 16)
 PROTOCOL = {"rounds": 2, "epochs": 1, "batch_size": 8, "last": 1, "eval_every": 1}
@@ -25,13 +25,13 @@ def held_out_cell(source: str, partition: str, method: str = "fedvpt", backbone:
 
 
 def run(cell: Cell, out: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    folder = run_cell(cell, Site(out))
+    folder = run_cell(cell, RunEnvironment(out))
     return json.loads((folder / "summary.json").read_text()), pd.read_csv(folder / "records.csv")
 
 
 def test_only_base_classes_are_trained_and_the_head_is_theirs(toy_source: str, tmp_path: Path) -> None:
     cell = held_out_cell(toy_source, "disjoint:clients=2,novel=half")
-    dataset, partition, federation = assemble(cell, Site(tmp_path))
+    dataset, partition, federation = assemble(cell, RunEnvironment(tmp_path))
     assert federation.method.task.class_names == dataset.class_names[:2]
     assert federation.method.task.train_counts.shape == (2, 2)
     summary, records = run(cell, tmp_path)
@@ -49,7 +49,7 @@ def test_novel_classes_are_scored_by_their_names_alone(
     cell = held_out_cell(
         toy_source, "disjoint:clients=2,novel=half", "zs-clip", BackboneSpec("micro-clip", "random", 16)
     )
-    dataset, partition, _ = assemble(cell, Site(tmp_path))
+    dataset, partition, _ = assemble(cell, RunEnvironment(tmp_path))
     rows = partition.shared["novel"]
     names = clip.template_features(dataset.class_names[2:])
     answers = (clip.image_features(torch.from_numpy(dataset.images[rows])) @ names.T).argmax(1).numpy() + 2
@@ -72,7 +72,7 @@ def test_every_image_of_the_target_domain_is_tested(toy_source: str, tmp_path: P
 @pytest.mark.parametrize("partition", ["disjoint:clients=2,novel=half", "disjoint:clients=2,target=right"])
 def test_a_plan_counts_the_images_that_all_clients_share(toy_source: str, tmp_path: Path, partition: str) -> None:
     cell = held_out_cell(toy_source, partition)
-    dataset, _, _ = assemble(cell, Site(tmp_path))
+    dataset, _, _ = assemble(cell, RunEnvironment(tmp_path))
     _, records = run(cell, tmp_path)
     [tally] = tally_cells([cell], {toy_source: dataset})
     assert tally.images["evaluate"] == records["total"].sum()

@@ -12,10 +12,10 @@ from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.running import run as run_module
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import is_locked, open_folder, run_folder
 from fedprompt.harness.running.run import RoundProgress
 from fedprompt.harness.running.session import run_cells
-from fedprompt.harness.running.site import Site
 
 MICRO = BackboneSpec("micro-vit", "random", 32)
 
@@ -38,7 +38,7 @@ class Notes:
 
 def test_observers_hear_of_rounds_and_ends(toy_cell: Cell, tmp_path: Path) -> None:
     notes, others = Notes(), Notes()
-    (outcome,) = run_cells([toy_cell], Site(tmp_path), [notes, others])
+    (outcome,) = run_cells([toy_cell], RunEnvironment(tmp_path), [notes, others])
     key = toy_cell.hash
     assert notes.told == others.told == [(key, 1), (key, 2), (key, 3), (key, 4), (key, "finished")]
     assert (outcome.cell, outcome.error) == (toy_cell, "")
@@ -49,7 +49,7 @@ def test_finished_cells_are_reported_but_not_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(session_module, "data_checksum", lambda *_: "glyphs")
     cell, notes = a_cell(), Notes()
     folder = done_folder(tmp_path, cell)
-    (outcome,) = run_cells([cell], Site(tmp_path), [notes])
+    (outcome,) = run_cells([cell], RunEnvironment(tmp_path), [notes])
     assert (outcome.folder, outcome.error) == (folder, "")
     assert notes.told == [(cell.hash, "finished")]
 
@@ -58,7 +58,7 @@ def test_a_finished_cell_of_other_data_is_not_believed(tmp_path: Path, monkeypat
     monkeypatch.setattr(session_module, "data_checksum", lambda *_: "other glyphs")
     cell, notes = a_cell(), Notes()
     done_folder(tmp_path, cell)
-    (outcome,) = run_cells([cell], Site(tmp_path), [notes])
+    (outcome,) = run_cells([cell], RunEnvironment(tmp_path), [notes])
     assert outcome.error.startswith("it was finished with other data (checksum glyphs, now other glyphs)")
     assert notes.told == [(cell.hash, "it")]
 
@@ -72,7 +72,7 @@ def test_a_damaged_file_of_a_finished_cell_fails_it_alone(
     folder = done_folder(tmp_path, damaged)
     done_folder(tmp_path, intact)
     (folder / name).write_bytes((folder / name).read_bytes()[:-1])
-    outcomes = run_cells([damaged, intact], Site(tmp_path))
+    outcomes = run_cells([damaged, intact], RunEnvironment(tmp_path))
     assert [outcome.error.split(";")[0] for outcome in outcomes] == [
         f"{folder / name} is not what the finished run wrote",
         "",
@@ -89,24 +89,24 @@ def test_replaced_images_of_a_folder_are_noticed(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(images / name / f"{index}.png")
     protocol = {"rounds": 1, "epochs": 1}
     cell = make_cell("fedvpt", f"folder:{images}", "dirichlet:alpha=10,clients=2,min_size=1", MICRO, 0, {}, protocol)
-    assert not run_cells([cell], Site(tmp_path / "out"))[0].error
+    assert not run_cells([cell], RunEnvironment(tmp_path / "out"))[0].error
     Image.fromarray(255 - pictures[0][0]).save(images / "cat" / "0.png")
     run_module._dataset.cache_clear()  # as a new process would
-    assert "finished with other data" in run_cells([cell], Site(tmp_path / "out"))[0].error
+    assert "finished with other data" in run_cells([cell], RunEnvironment(tmp_path / "out"))[0].error
 
 
 def test_restart_runs_finished_cells(toy_cell: Cell, tmp_path: Path) -> None:
-    run_cells([toy_cell], Site(tmp_path))
+    run_cells([toy_cell], RunEnvironment(tmp_path))
     notes = Notes()
-    run_cells([toy_cell], Site(tmp_path), [notes], restart=True)
+    run_cells([toy_cell], RunEnvironment(tmp_path), [notes], restart=True)
     assert len(notes.told) == 5
 
 
 def test_one_cell_starts_over_by_its_hash(toy_cell: Cell, tmp_path: Path) -> None:
     other = dataclasses.replace(toy_cell, seed=1)
-    run_cells([toy_cell, other], Site(tmp_path))
+    run_cells([toy_cell, other], RunEnvironment(tmp_path))
     notes = Notes()
-    run_cells([toy_cell, other], Site(tmp_path), [notes], restart={other.hash})
+    run_cells([toy_cell, other], RunEnvironment(tmp_path), [notes], restart={other.hash})
     assert notes.told == [
         (toy_cell.hash, "finished"),
         *((other.hash, r) for r in (1, 2, 3, 4)),
@@ -120,7 +120,7 @@ def test_bad_input_fails_alone_and_is_told_if_wanted(
 ) -> None:
     bad = dataclasses.replace(toy_cell, partition="classes:s=3,clients=5")
     notes = Notes()
-    outcomes = run_cells([bad, toy_cell], Site(tmp_path), [notes], report_unstarted=report_unstarted)
+    outcomes = run_cells([bad, toy_cell], RunEnvironment(tmp_path), [notes], report_unstarted=report_unstarted)
     assert [bool(outcome.error) for outcome in outcomes] == [True, False]
     assert sum(key == bad.hash for key, _ in notes.told) == told
     assert (toy_cell.hash, "finished") in notes.told
@@ -130,7 +130,7 @@ def test_a_cell_that_another_process_runs_has_not_failed(toy_cell: Cell, tmp_pat
     notes, folder = Notes(), run_folder(tmp_path, toy_cell)
     with open_folder(folder, toy_cell):
         assert is_locked(folder)
-        (outcome,) = run_cells([toy_cell], Site(tmp_path), [notes])
+        (outcome,) = run_cells([toy_cell], RunEnvironment(tmp_path), [notes])
     assert (outcome.locked, "another process" in outcome.error) == (True, True)
     assert notes.told == []
     assert not (folder / "failed.json").exists()

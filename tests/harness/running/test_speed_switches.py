@@ -9,9 +9,9 @@ import pytest
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.harness.conformance.lab import close, flat
 from fedprompt.harness.running.cell import make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.journal import RECORDS, ROUNDS, Journal
 from fedprompt.harness.running.run import run_cell
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import State
 
 MICRO = BackboneSpec("micro-vit", "random", 16)
@@ -33,7 +33,7 @@ SWITCHES = {
 def outcome(method: str, source: str, out: Path, protocol: dict[str, Any], **switches: Any) -> tuple[bytes, State]:
     """(what the files say, all tensors of the last state)."""
     cell = make_cell(method, source, PARTITION, MICRO, 0, METHODS[method], PROTOCOL | protocol)
-    folder = run_cell(cell, Site(out, **switches))
+    folder = run_cell(cell, RunEnvironment(out, **switches))
     summary = json.loads((folder / "summary.json").read_text())
     journal = Journal(folder, cell, summary["partition_hash"], summary["data_checksum"])
     assert journal.state is not None

@@ -14,11 +14,10 @@ from support.deadly_cells import plugin_file, silent, tiny_cell
 from support.run_folders import done_folder
 
 from fedprompt.harness.cli._progress import _flops
-from fedprompt.harness.running import executor as executor_module
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import is_done, run_folder
-from fedprompt.harness.running.site import Site
 
 PLUGIN = """
 import os
@@ -45,6 +44,12 @@ class Slow(FedVPT):
         import time
         time.sleep(0.2)
         return super().loss(theta, batch)
+
+class Sleeper(FedVPT):
+    name, order = "sleeper", 903
+    def loss(self, theta, batch):
+        import time
+        time.sleep(1000)
 """
 
 
@@ -58,18 +63,15 @@ def by_method(outcomes: list[CellOutcome]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_cell_that_kills_its_worker_fails_alone(
-    plugin: str, tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor_module, "RETRIES", 1)
+def test_a_cell_that_kills_its_worker_fails_alone(plugin: str, tmp_path: Path, shared_cache: Path) -> None:
     cells = [tiny_cell(name, rounds=2, eval_every=1000) for name in ("deadly", "deadly-once", "fedvpt")]
-    site = Site(tmp_path / "out", plugins=(plugin,))
-    done_folder(site.out, cells[0])  # results of an earlier time, to be replaced
-    outcomes = list(execute(cells, site, silent, workers=2, restart={cells[0].hash}))
+    environment = RunEnvironment(tmp_path / "out", plugins=(plugin,))
+    done_folder(environment.out, cells[0])  # results of an earlier time, to be replaced
+    outcomes = list(execute(cells, environment, silent, workers=2, restart={cells[0].hash}, retries=1))
     errors = by_method(outcomes)
     assert errors.pop("deadly 0").startswith("its process died 2 times")
     assert set(errors.values()) == {""}
-    folder = run_folder(site.out, cells[0])
+    folder = run_folder(environment.out, cells[0])
     assert not is_done(folder)
     assert "its process died" in json.loads((folder / "failed.json").read_text())["reason"]
 
@@ -78,10 +80,20 @@ def test_a_cell_that_kills_its_worker_fails_alone(
 def test_counting_the_cost_of_a_deadly_method_leaves_the_command_alive(
     plugin: str, tmp_path: Path, shared_cache: Path
 ) -> None:
-    site = Site(tmp_path, plugins=(plugin,))
+    environment = RunEnvironment(tmp_path, plugins=(plugin,))
     healthy, deadly = ([tiny_cell(name, seed, rounds=2) for seed in (0, 1)] for name in ("fedvpt", "deadly"))
-    assert _flops([*healthy, *deadly], site, apart=True) == {}
-    assert set(_flops(healthy, site, apart=True)) == {cell.hash for cell in healthy}
+    assert _flops([*healthy, *deadly], environment) == {}
+    assert set(_flops(healthy, environment)) == {cell.hash for cell in healthy}
+
+
+@pytest.mark.slow
+def test_counting_the_cost_of_a_sleeping_method_takes_no_longer_than_it_may(
+    plugin: str, tmp_path: Path, shared_cache: Path
+) -> None:
+    cells = [tiny_cell("sleeper", seed, rounds=2) for seed in (0, 1)]
+    begun = time.monotonic()
+    assert _flops(cells, RunEnvironment(tmp_path, plugins=(plugin,)), seconds=1) == {}
+    assert time.monotonic() - begun < 30  # the process itself has to start
 
 
 def test_a_method_that_leaves_python_fails_alone(
@@ -90,7 +102,7 @@ def test_a_method_that_leaves_python_fails_alone(
     from fedprompt.methods.fedvpt import FedVPT
 
     monkeypatch.setattr(FedVPT, "loss", lambda *_: sys.exit("no more"))
-    (outcome,) = execute([toy_cell], Site(tmp_path), silent)
+    (outcome,) = execute([toy_cell], RunEnvironment(tmp_path), silent)
     assert outcome.error == "SystemExit: no more"
 
 

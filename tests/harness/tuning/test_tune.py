@@ -17,9 +17,9 @@ from support.tuning_bench import KEY, Bench, a_suite, only_search, recorded_tria
 from fedprompt.harness.cli import main
 from fedprompt.harness.running import run as cell_run
 from fedprompt.harness.running.cell import Cell
-from fedprompt.harness.running.executor import CellOutcome, execute
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.execution import CellOutcome, execute
 from fedprompt.harness.running.folder import finish, is_locked, open_folder, run_folder
-from fedprompt.harness.running.site import Site
 from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.running.suite_file import load_suite
 from fedprompt.harness.tuning import tune as tune_module
@@ -249,7 +249,7 @@ def test_a_cell_that_another_process_has_taken_meanwhile_has_not_failed(
             if cell.params["lr"] == 0.03 and not taken:
                 taken.append(cell.params["lr"])
                 with open_folder(run_folder(bench.out, cell), cell):
-                    yield from execute([cell], Site(bench.out), lambda _: None)
+                    yield from execute([cell], RunEnvironment(bench.out), lambda _: None)
                 bench.finish(cell)
             else:
                 yield from bench.execute([cell], *rest)
@@ -273,7 +273,9 @@ def test_a_cell_that_another_process_finishes_meanwhile_is_not_run_again(
         return None, None, None  # nothing to run with
 
     monkeypatch.setattr(cell_run, "assemble", assemble)
-    assert list(execute([cell], Site(bench.out), lambda _: None)) == [CellOutcome(cell, run_folder(bench.out, cell))]
+    assert list(execute([cell], RunEnvironment(bench.out), lambda _: None)) == [
+        CellOutcome(cell, run_folder(bench.out, cell))
+    ]
 
 
 @pytest.mark.slow
@@ -284,7 +286,8 @@ def test_several_processes_run_every_cell_once(tmp_path: Path, kill: bool) -> No
     log.touch()
     code = "import sys, pathlib, support.tuning_bench as s; s.tune_beside_others(*map(pathlib.Path, sys.argv[1:]), 0.5)"
     command = [sys.executable, "-c", code, str(tmp_path), str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     processes = [subprocess.Popen(command, env=environment) for _ in range(2)]
     while kill and len(log.read_text().splitlines()) < 2:
         assert processes[0].poll() is None

@@ -341,7 +341,7 @@ def test_untuned_leaves_the_file_alone(
     write(a_suite(), tmp_path)
     monkeypatch.setattr("fedprompt.harness.running.suite_file.load_suite", lambda *_: a_suite())
     monkeypatch.setattr("fedprompt.harness.cli._progress.run_and_record", note)
-    monkeypatch.setattr("fedprompt.harness.report.write_report", lambda *_: None)
+    monkeypatch.setattr("fedprompt.harness.report.write.write_report", lambda *_: None)
     assert main(["bench", "mini", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err.startswith(f"all cells use tuned values from {tmp_path}/tuned/mini.toml")
     assert main(["bench", "mini", "--out", str(tmp_path), "--untuned"]) == 0

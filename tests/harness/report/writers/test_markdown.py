@@ -22,7 +22,7 @@ def test_the_distinguishable_best_is_bold() -> None:
 def test_every_row_of_a_table_has_as_many_columns(tmp_path: Path) -> None:
     text = render(a_document(tmp_path), tmp_path)
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
-    assert len(tables) == 8  # four of ours, three beside the published ones (two metrics, unseen), one of partitions
+    assert len(tables) == 8  # four of ours, three with published values (two metrics, unseen), one of partitions
     for each in tables:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in each.splitlines()}
         assert len(columns) == 1

@@ -50,7 +50,7 @@ def test_a_sentence_below_its_table_is_not_repeated_in_the_summary() -> None:
 def test_what_cannot_be_compared_and_what_is_for_checking_is_left_to_the_files(tmp_path: Path) -> None:
     text = printed(a_document(tmp_path))
     assert "Ablation" in text
-    assert "beside the published values" not in text
+    assert "compared with the published values" not in text
     assert "Partitions" not in text
 
 

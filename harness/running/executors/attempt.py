@@ -1,0 +1,50 @@
+"""One attempt to run a cell, in whatever process an executor chose for it."""
+
+from fedprompt.core.errors import UserError
+from fedprompt.core.interrupts import Interrupted, ctrl_c_apart, one_line
+from fedprompt.harness.running.cell import Cell
+from fedprompt.harness.running.environment import RunEnvironment
+from fedprompt.harness.running.executors.interface import CellOutcome, OnRound
+from fedprompt.harness.running.folder import LockedError, is_locked, note_failure, run_folder
+from fedprompt.harness.running.run import RoundProgress, run_cell
+from fedprompt.methods import load_plugin, registry
+
+
+def attempt(cell: Cell, environment: RunEnvironment, on_round: OnRound, restart: bool) -> CellOutcome:
+    """Run ``cell`` here. Whatever its method raises is its outcome, an exit too; only a real Ctrl-C goes on."""
+
+    def report(progress: RoundProgress) -> None:
+        try:
+            on_round(progress)
+        except KeyboardInterrupt as error:  # of an observer, not of the method
+            raise Interrupted from error
+
+    folder = run_folder(environment.out, cell)
+    with ctrl_c_apart():
+        try:
+            if is_locked(folder):  # known before the data are loaded
+                raise LockedError(cell)
+            if cell.method not in registry():  # a worker knows plugins only by their files
+                for plugin in environment.plugins:
+                    load_plugin(plugin)
+            run_cell(cell, environment, report, restart)
+            return CellOutcome(cell, folder)
+        except Interrupted:
+            raise
+        except LockedError as error:  # not a failure of the cell
+            return CellOutcome(cell, folder, str(error), locked=True)
+        except UserError as error:
+            reason = str(error)
+        except BaseException as error:  # a faulty method must not stop the other cells; its error is kept
+            reason = one_line(error)
+    return failed(cell, environment, reason)
+
+
+def failed(cell: Cell, environment: RunEnvironment, reason: str) -> CellOutcome:
+    """The reason is also written into the run folder, if that can be written to."""
+    folder = run_folder(environment.out, cell)
+    try:
+        note_failure(folder, reason)
+    except OSError as error:
+        reason += f" (nor can this be noted in {folder}: {error.strerror})"
+    return CellOutcome(cell, folder, reason)
