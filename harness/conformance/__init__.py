@@ -13,7 +13,6 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     head_input,
-    logits,
     loss_falls,
     never_seen_client,
     padding_and_neighbours,
@@ -21,6 +20,7 @@ from fedprompt.harness.conformance.client import (
     trainable_tensors_move,
 )
 from fedprompt.harness.conformance.lab import ConformanceError, Params, one_thread
+from fedprompt.harness.conformance.prediction import averaged_draws, labels_withheld, logits
 from fedprompt.harness.conformance.run import (
     arguments_untouched,
     evaluation_without_side_effects,
@@ -79,6 +79,8 @@ PROPERTIES = tuple(
     for check in (
         names_and_shapes,
         logits,
+        averaged_draws,
+        labels_withheld,
         frozen_backbone,
         arguments_untouched,
         order_of_clients,
