@@ -52,6 +52,12 @@ def test_partitions_count_and_pictures_do_not() -> None:
     assert counted.isdisjoint({"_images.py", "_layouts.py", "glyphs.py"})
 
 
+def test_scoring_counts_and_measuring_what_was_scored_does_not() -> None:
+    counted = {path.name for path in code.COMMON if path.parent.name == "measuring"}
+    assert counted >= {"evaluation.py", "scores.py", "counts.py"}
+    assert counted.isdisjoint({"measures.py", "score_frame.py"})
+
+
 def test_clip_counts_only_where_it_is_used() -> None:
     method = registry().get("fedvpt")
     assert code.code_digest(method) != code.code_digest(method, clip=True)
@@ -68,7 +74,7 @@ def test_everything_that_a_cell_imports_is_counted_or_known_not_to_matter() -> N
         file.stem for file in seen - {*code.COMMON, *code.CLIP, *code.ELSEWHERE} if file.parent != code.METHODS
     } - ELSEWHERE
     assert forgotten == set()
-    assert all(file.is_file() for file in (*code.COMMON, *code.CLIP, *code.ELSEWHERE))
+    assert all(file.is_file() for file in (*code.COMMON, *code.CLIP, *code.ELSEWHERE, *code.MEASURES))
 
 
 def imports(file: Path) -> list[Path]:
