@@ -18,6 +18,13 @@ def attention_init(name: str, width: int, rng: torch.Generator) -> State:
     return _draw(name, (4, width, width), (4, width), width, rng)
 
 
+def multihead_init(name: str, width: int, rng: torch.Generator) -> State:
+    """The same as `nn.MultiheadAttention` begins: Xavier's rule for queries, keys and values as one map, no biases."""
+    bounds = torch.tensor([6 / (4 * width)] * 3 + [1 / width]).sqrt()
+    weight = (2 * torch.rand(4, width, width, generator=rng) - 1) * bounds[:, None, None]
+    return {f"{name}.weight": weight, f"{name}.bias": torch.zeros(4, width)}
+
+
 def _draw(name: str, weight: tuple[int, ...], bias: tuple[int, ...], inputs: int, rng: torch.Generator) -> State:
     shapes = {f"{name}.weight": weight, f"{name}.bias": bias}
     return {key: (2 * torch.rand(*shape, generator=rng) - 1) * inputs**-0.5 for key, shape in shapes.items()}

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import option
-from fedprompt.methods._attention import affine, affine_init, attend, attention_init
+from fedprompt.methods._attention import affine, affine_init, attend, multihead_init
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._text import TextMethod
@@ -42,9 +42,11 @@ class GeneratorMethod(TextMethod):
             )
 
     def init_generator(self, rng: torch.Generator) -> State:
-        """Weights of norms are what they differ from one by: small steps are not lost, decay leads to a plain norm."""
+        """As torch begins its own layers, which the public code of both methods uses.
+
+        Weights of norms are what they differ from one by: small steps are not lost, decay leads to a plain norm."""
         zeros = {f"{norm}.{part}": torch.zeros(self.width) for norm in NORMS for part in ("weight", "bias")}
-        attention = attention_init("attention", self.width, rng)
+        attention = multihead_init("attention", self.width, rng)
         wide = affine_init("wide", self.width, 8 * self.width, rng)
         return {**zeros, **attention, **wide, **affine_init("narrow", 4 * self.width, self.width, rng)}
 

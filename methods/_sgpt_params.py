@@ -19,6 +19,15 @@ class SGPTParams(PromptParams):
     )
     live_counts: bool = option(False, "popularity includes the choices of the visit so far", paper="false")
     key_weight: float = option(1.0, "weight of the pull of keys towards their queries", low=0, paper="1")
+    key_epochs: int = option(
+        6,
+        "passes over the images in which keys are pulled; 0 means all of the visit",
+        low=0,
+        paper="6 (keyepoch = 5, counted from 0)",
+    )
+    unit_keys: bool = option(
+        False, "the first key, too, begins with length 1; the public code leaves it as drawn", paper="false"
+    )
     moment_p: float = option(0.5, "share of the old group prompts the server keeps", low=0, high=1, paper="0.5")
     moment_k: float = option(0.0, "the same for keys", low=0, high=1, paper="0.5 (CIFAR), 0 (Office)", grid=(0.0, 0.5))
     bcd_epochs: str = option("E+E", "epochs of the two stages", choices=("E+E", "E/2+E/2"), paper="E+E")

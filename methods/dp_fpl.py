@@ -29,6 +29,9 @@ class DPFPLParams(TextParams):
     clip: float = option(10.0, "largest norm of one image's gradient", low=1e-6, paper="10, of a whole batch's")
     noise: float = option(1.0, "noise multiplier: its spread over the largest norm; 0 means no privacy", low=0)
     delta: float = option(1e-5, "delta of the privacy that is reported", low=1e-12, high=0.5, paper="1e-5")
+    own_scale: float = option(
+        0.1, "factor of the private gradient; 0.1 as in the public code, 1 is the gradient itself", low=0, paper="0.1"
+    )
     recon: str = option("minus", "sign of the third term of the private gradient", choices=("minus", "plus"))
 
 
@@ -61,7 +64,8 @@ class DPFPL(TextMethod, Steps, Diagnostics, StopGradients):
         (shared,) = self.private_means([slopes], batch)
         to_left, to_right = self.private_means([slopes @ right.mT[:, None], left.mT[:, None] @ slopes], batch)
         private = full_gradient(to_left, to_right, left, right, 1 if self.params.recon == "plus" else -1)
-        surrogate = ((theta["context"] * shared) + (theta["own"] * private)).sum((1, 2))
+        own_scale: float = self.params.own_scale
+        surrogate = ((theta["context"] * shared) + (theta["own"] * own_scale * private)).sum((1, 2))
         return fit + surrogate - surrogate.detach()  # the value of one, the gradient of the other
 
     @property

@@ -38,6 +38,9 @@ class FedMGPParams(TextParams):
     groups: int = option(5, "groups of a client", low=1, paper="5")
     exchanged: int = option(2, "groups that are sent and come back", low=1, paper="2")
     diversity: float = option(1.0, "weight of the distance between groups", low=0, paper="1")
+    slot_weights: str = option(
+        "uniform", "weights of the cohort in the slots", choices=("uniform", "protocol"), paper="uniform"
+    )
     tau: float = option(1.0, "temperature of the draw; small means the nearest groups", low=1e-6, paper="1")
 
 
@@ -106,6 +109,11 @@ class FedMGP(TextMethod, Downloads, Stages, Steps):
 
     def upload(self, theta: State, received: State) -> State:  # noqa: ARG002
         return {f"slots.{kind}": theta[f"slots.{kind}"] for kind in KINDS}
+
+    def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
+        if self.params.slot_weights == "uniform":
+            weights = torch.full_like(weights, 1 / len(clients))
+        return super().aggregate(server, uploads, weights, clients)
 
     def held(self, theta: State, kind: str) -> Tensor:
         """All groups of each client, the server's slots in the positions that were drawn last, (K, groups, ...)."""

@@ -24,6 +24,13 @@ class FedOTPParams(TextParams):
     eps: float = option(0.1, "weight of the plan's entropy", low=0, paper="0.1 (CIFAR), 0.01 (few shots)")
     sweeps: int = option(100, "Sinkhorn sweeps at most", low=1, paper="100")
     tolerance: float = option(1e-3, "a plan is done when a sweep changes its factors by less", low=0, paper="0.001")
+    stop: str = option(
+        "plan",
+        "who stops together: nobody, each plan by the logarithms of its factors; or a client's whole batch by the "
+        "factors themselves, as in the public code",
+        choices=("plan", "batch"),
+        paper="batch in the code",
+    )
 
 
 class FedOTP(TextMethod, StopGradients):
@@ -59,17 +66,26 @@ class FedOTP(TextMethod, StopGradients):
             patches = batch.pad(self.backbone.spatial(batch.images))  # (K, B, M, d)
         similarity = torch.einsum("kbpd,kjcd->kbcpj", patches, self.current_classes(theta, batch))
         params = self.params
-        plan = transport(similarity, params.mass, params.eps, params.sweeps, params.tolerance)
+        together = batch.mask if params.stop == "batch" else None
+        plan = transport(similarity, params.mass, params.eps, params.sweeps, params.tolerance, together)
         return self.backbone.logit_scale * (plan * similarity).sum((-2, -1))
 
 
 @torch.no_grad()
-def transport(similarity: Tensor, mass: float, eps: float, sweeps: int = 100, tolerance: float = 1e-3) -> Tensor:
+def transport(
+    similarity: Tensor,
+    mass: float,
+    eps: float,
+    sweeps: int = 100,
+    tolerance: float = 1e-3,
+    together: Tensor | None = None,
+) -> Tensor:
     """Entropic plans (..., M, k) for similarities of the same shape: each column receives ``mass`` / k, and no row
     gives more than 1/M.
 
     Sweeps over the logarithms of both factors, which neither underflow nor divide by zero. Each plan stops by itself:
-    it does not depend on its neighbours in the batch.
+    it does not depend on its neighbours in the batch. With ``together``, (K, B) bool, all plans (K, B, C, M, k) of a
+    client's real images stop when their factors change by less than the tolerance on average, as in the public code.
     """
     rows, columns = similarity.shape[-2:]
     kernel = ((similarity.mT - 1) / eps).contiguous()  # (..., k, M): sums over patches are the long ones
@@ -82,10 +98,16 @@ def transport(similarity: Tensor, mass: float, eps: float, sweeps: int = 100, to
     def column_factors(row: Tensor) -> Tensor:
         return demand - (kernel + row).logsumexp(-1, keepdim=True)
 
+    def is_moving(old: Tensor, new: Tensor) -> Tensor:
+        if together is None:
+            return (new - old).abs().mean(-2, keepdim=True) >= tolerance
+        change = (new.exp() - old.exp()).abs().flatten(2).mean(-1) * together  # (K, B)
+        return (change.sum(1) / together.sum(1).clamp(min=1) >= tolerance).view(-1, 1, 1, 1, 1)
+
     column = torch.zeros_like(kernel[..., :1])
-    for _ in range(sweeps):
+    for _ in range(sweeps if together is None else sweeps - 1):  # one more follows, which theirs counts
         swept = column_factors(row_factors(column))
-        moving = (swept - column).abs().mean(-2, keepdim=True) >= tolerance
+        moving = is_moving(column, swept)
         column = torch.where(moving, swept, column)  # what has stopped moving is found at rest in every later sweep
         if kernel.is_meta or not moving.any():
             break

@@ -38,6 +38,11 @@ class FedPHAParams(TextParams):
         choices=("thin", "full"),
         paper="thin in the code",
     )
+    svd_gradient: bool = option(
+        False,
+        "differentiate through the subspace, too; explodes where a singular value that counts meets one that does not",
+        paper="true in the code",
+    )
 
 
 class FedPHA(TextMethod, StopGradients):
@@ -93,7 +98,8 @@ class FedPHA(TextMethod, StopGradients):
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
         images, own, lengths = self.image_features(batch), theta["own"], theta["own.length"]
-        projector = subspace(theta["context"], self.params.rho, self.params.svd == "full")
+        context = theta["context"] if self.params.svd_gradient else theta["context"].detach()
+        projector = subspace(context, self.params.rho, self.params.svd == "full")
         local, projected = self.encode_own(
             torch.cat([own, own @ projector]), torch.cat([lengths, lengths])
         ).chunk(2)  # fmt: skip
@@ -103,15 +109,17 @@ class FedPHA(TextMethod, StopGradients):
         return fits[0] + fits[1] + pull + push(local, shared, self.params.alpha)
 
 
-@torch.no_grad()
 def subspace(context: Tensor, rho: float, full: bool = False) -> Tensor:
     """Projectors (K, d_t, d_t) on the right singular vectors of (K, m, d_t) but the strongest m (1 - rho).
 
     The vectors are those of the thin decomposition, which span the context's rows, or of the full one, which span all.
     """
-    _, _, right = torch.linalg.svd(context, full_matrices=full)
+    right: Tensor
+    _, _, right = torch.linalg.svd(context, full_matrices=False)
     cut = math.floor(context.shape[1] * (1 - rho) + 1e-9)  # 5 * (1 - 0.8) is just below 1
-    weak: Tensor = right[:, cut:]
+    strong, weak = right[:, :cut], right[:, cut:]
+    if full:  # all but the strong ones: no vector outside the rows is needed, nor has a gradient
+        return torch.eye(context.shape[-1], dtype=context.dtype, device=context.device) - strong.mT @ strong
     return weak.mT @ weak
 
 

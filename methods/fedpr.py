@@ -1,7 +1,6 @@
 """FedPR: FedVPT whose prompt moves only in the null space of the prompt the server sent. Shallow and deep."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,15 +8,14 @@ import torch
 from torch import Tensor
 
 from fedprompt.core.fields import option
-from fedprompt.core.rng import torch_rng
 from fedprompt.methods._contract import State
 from fedprompt.methods._headed import PromptParams
-from fedprompt.methods._mixins import Constants, Steps
+from fedprompt.methods._mixins import Constants, Downloads, Steps
+from fedprompt.methods._null_space import project, removed_directions
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import DeepParams, FedVPTDeep
 
 PROJECTORS = ("gram_full", "thin", "exact")
-RANK_TOLERANCE = 1e-6  # singular values below this share of the largest one count as zero
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,13 @@ class ProjectionParams:
         grid=(False, True),
     )
     project_first_round: bool = option(False, "project in round 1 too", paper="false")
+    projector_of: str = option(
+        "received",
+        "prompt whose directions are removed: the one just received, or the server's after the client's last visit (a "
+        "first visit is then unprojected in any round); they differ if not all clients take part in every round",
+        choices=("received", "last_visit"),
+        paper="last_visit",
+    )
 
 
 @dataclass(frozen=True)
@@ -51,43 +56,7 @@ class DeepProjectionParams(ProjectionParams, DeepParams):
     pass
 
 
-def removed_directions(prompts: Tensor, projector: str = "gram_full", ratio: float = 0.8) -> Tensor:
-    """For every slice of (..., T, d) an orthonormal basis (..., d, r) of what a step loses; Q = I - U U^T.
-
-    The Gram matrix of T rows spans at most T directions, and the official rule removes more. There the others are what
-    the rounding of a singular value decomposition leaves; here they are drawn from a fixed key.
-    """
-    rows, width = prompts.shape[-2:]
-    sizes: Tensor
-    right: Tensor
-    _, sizes, right = torch.linalg.svd(prompts.double(), full_matrices=False)
-    certain = (sizes > RANK_TOLERANCE * sizes.amax(-1, keepdim=True))[..., None, :] if rows else sizes[..., None, :]
-    if projector == "exact":
-        return (right.mT * certain).to(prompts)
-    if projector == "thin":
-        return (right.mT * certain)[..., : rows - _remaining(ratio, rows)].to(prompts)
-    count = width - _remaining(ratio, width)
-    fixed = torch.randn(width, width, generator=torch_rng(0, "init", "fedpr"), dtype=torch.float64).to(prompts.device)
-    spanned = right.shape[-2]
-    head = torch.where(certain.bool(), right.mT, fixed[:, :spanned])
-    tail = fixed[:, spanned:].expand(*head.shape[:-1], width - spanned)
-    basis: Tensor = torch.linalg.qr(torch.cat([head, tail], dim=-1)[..., :count])[0]
-    return basis.to(prompts)
-
-
-def _remaining(ratio: float, directions: int) -> int:
-    return math.ceil(ratio * directions - 1e-9)  # 0.55 * 100 is a little more than 55
-
-
-def project(step: Tensor, removed: Tensor, fro_normalize: bool = False) -> Tensor:
-    """step Q, row by row, without ever forming the d x d matrix Q."""
-    projected = step - (step @ removed) @ removed.mT
-    if fro_normalize:  # |Q|_F^2 is the trace of a projector: the number of directions kept
-        projected = projected / (step.shape[-1] - removed.square().sum((-1, -2), keepdim=True)).sqrt()
-    return projected
-
-
-class FedPRShallow(FedVPT, Constants, Steps):
+class FedPRShallow(FedVPT, Constants, Downloads, Steps):
     """FedVPT with a basis of what steps lose, computed once per visit."""
 
     name = "fedpr-s"
@@ -96,18 +65,66 @@ class FedPRShallow(FedVPT, Constants, Steps):
     paper = "Feng et al., Learning Federated Visual Prompt in Null Space for MRI Reconstruction (CVPR 2023)"
     Params: ClassVar[type] = ShallowProjectionParams
 
+    # -- projector_of=last_visit: the server remembers, for each client, its prompt after the client's last visit ------
+
+    def init_server(self, rng: torch.Generator) -> State:
+        server, clients = super().init_server(rng), self.task.num_clients
+        if self.params.projector_of == "received":
+            return server
+        last = {f"last {name}": torch.zeros(clients, *x.shape) for name, x in server.items() if is_prompt(name)}
+        return {**server, **last, "visited": torch.zeros(clients, dtype=torch.bool)}
+
+    def download(self, server: State, clients: Sequence[int]) -> State:
+        per_client = {name: x[list(clients)] for name, x in server.items() if is_memory(name)}
+        return super().download({k: x for k, x in server.items() if k not in per_client}, clients) | per_client
+
+    def sent_tensors(self, received: State, position: int) -> State:
+        """Not the memory of a client that the server has not seen, nor that it has not: the client knows."""
+        seen = "visited" in received and (received["visited"].is_meta or bool(received["visited"][position]))
+        return {k: x[position] for k, x in received.items() if not is_memory(k) or (seen and k != "visited")}
+
+    def upload(self, theta: State, received: State) -> State:
+        return super().upload(theta, {name: x for name, x in received.items() if not is_memory(name)})
+
+    def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
+        new = super().aggregate(server, uploads, weights, clients)
+        rows = list(clients)
+        for name in filter(is_memory, server):
+            new[name] = server[name].clone()
+            new[name][rows] = True if name == "visited" else new[name.removeprefix("last ")]
+        return new
+
+    # -- the client ----------------------------------------------------------------------------------------------------
+
     def begin_visit(self, theta: State, round_: int) -> State:
-        if round_ == 1 and not self.params.project_first_round:
+        remembers = "visited" in theta
+        if round_ == 1 and not remembers and not self.params.project_first_round:
             return {}
         return {
-            f"removed {name}": removed_directions(tensor, self.params.projector, self.params.ratio)
+            f"removed {name}": removed_directions(
+                theta[f"last {name}"] if remembers else tensor, self.params.projector, self.params.ratio
+            )
             for name, tensor in theta.items()
-            if not name.startswith("head.")
+            if is_prompt(name)
         }
 
     def project_step(self, name: str, step: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         removed = start.get(f"removed {name}")
-        return step if removed is None else project(step, removed, self.params.fro_normalize)
+        if removed is None:
+            return step
+        projected = project(step, removed, self.params.fro_normalize)
+        if "visited" not in start:
+            return projected
+        return torch.where(start["visited"].view(-1, *[1] * (step.dim() - 1)), projected, step)
+
+
+def is_memory(name: str) -> bool:
+    """Whether a tensor is what the server remembers of each client."""
+    return name == "visited" or name.startswith("last ")
+
+
+def is_prompt(name: str) -> bool:
+    return not name.startswith("head.") and not is_memory(name)
 
 
 class FedPRDeep(FedPRShallow, FedVPTDeep):

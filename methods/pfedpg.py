@@ -30,7 +30,9 @@ class GeneratorParams(PromptParams):
     )
     gen_optimizer: str = option("sgd", "optimiser of the generator", choices=MOMENTUM)
     gen_weights: str = option(
-        "uniform", "weights of the cohort in the generator's gradient", choices=("uniform", "protocol")
+        "uniform",
+        "the cohort in the generator's gradient: mean, the protocol's weighted mean, or sum",
+        choices=("uniform", "protocol", "sum"),
     )
     clip: float = option(50.0, "largest norm of the generator's gradient", low=0)
     heads: int = option(1, "attention heads of the generator; must divide the width", low=1)
@@ -129,7 +131,8 @@ class PFedPG(FedVPT, LearningServer, Downloads, Stages, UnseenClients):
 
     def server_gradients(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
         """Gradient of sum_k w_k <P_k, delta_k> in all the server learns, clipped."""
-        share = torch.full_like(weights, 1 / len(clients)) if self.params.gen_weights == "uniform" else weights
+        equal = {"uniform": 1 / len(clients), "sum": 1.0}.get(self.params.gen_weights)
+        share = weights if equal is None else torch.full_like(weights, equal)
         learned = {name: server[name].detach().requires_grad_() for name in LEARNED}
         with torch.enable_grad():
             prompts = self._generate(learned, learned["descriptors"][list(clients)])

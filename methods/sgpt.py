@@ -53,9 +53,14 @@ class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
         return {
             "shared": self.first_shared(),
             "groups": self.draw_prompts((len(self.group_blocks), groups, width), rng, self.group_blocks),
-            "keys": orthogonal(2 * torch.rand(groups, width, generator=rng) - 1),
+            "keys": self.first_keys((2 * torch.rand(groups, width, generator=rng) - 1) * (6 / (groups + width)) ** 0.5),
             "counts": torch.zeros(groups, dtype=torch.int64),  # choices of all rounds so far, as the server knows them
         }
+
+    def first_keys(self, draw: Tensor) -> Tensor:
+        """Orthogonal rows of length 1; as in the public code, the first one keeps the length that it was drawn with."""
+        keys = orthogonal(draw)
+        return keys if self.params.unit_keys else torch.cat([draw[:1], keys[1:]])
 
     def first_shared(self) -> Tensor:
         """Zeros, or with `tokens` the means of the tokens they stand beside; the draw is then one of its own."""
@@ -87,8 +92,16 @@ class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
         if batch.stage != "group":
             return loss
         similar = similarity(batch.features, theta["keys"])
+        pull = batch.mean((similar * self.choice(theta, batch)).sum(-1))
         key_weight: float = self.params.key_weight
-        return loss - key_weight * batch.mean((similar * self.choice(theta, batch)).sum(-1))
+        return loss - key_weight * self.pulls_keys(theta, batch) * pull
+
+    def pulls_keys(self, theta: State, batch: Batch) -> Tensor:
+        """Whether each client is still in one of the passes that pull keys, (K,): every image is counted in each."""
+        seen = (theta["counts"] - batch.start["counts"]).sum(-1)
+        images = self.task.train_counts[list(batch.clients)].sum(1).to(seen.device)
+        passes = self.params.key_epochs
+        return seen < passes * images if passes else torch.ones_like(seen, dtype=torch.bool)
 
     def features(self, theta: State, batch: Batch) -> Tensor:
         """CLS in stage "shared", later the mean of CLS and the tokens of the chosen group."""

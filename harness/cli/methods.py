@@ -1,6 +1,7 @@
 """`fedprompt methods`: what there is, and one method in detail."""
 
 import inspect
+import re
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -10,14 +11,25 @@ from fedprompt.harness.cli._parser import add_command
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from torch import Tensor
 
     from fedprompt.harness.cli._parser import Commands
     from fedprompt.methods import Method
 
 
-VISION = "With a head, on any ViT:"
-TEXT = "\nWith class names instead of a head, on a CLIP backbone (micro-clip, clip:NAME):"
+WIDTH = 100  # columns of the table
+VENUE = re.compile(r"\(([^(),]*\d{4}[^(),]*)")
+PAYLOAD_OF_HEAD = re.compile(r" ?\((?:\+|without) C\*d.*?\)| each way")
+EXPLANATION = """
+family:  head: a linear head on any ViT; text: class names instead, on a CLIP backbone (micro-clip,
+         clip:NAME)
+parity:  largest difference from the authors' code, in double precision; equations: no code to
+         compare with, so tests of the equations stand in (docs/parity.md)
+payload: floats that a client receives and sends in a round, each way unless it says otherwise; a
+         global head costs C*d + C more
+
+'fedprompt methods NAME' shows a method's state, parity, payload and parameters."""
 
 
 def add(commands: "Commands") -> None:
@@ -37,19 +49,34 @@ def methods(args: Namespace) -> None:
     if args.name is not None:
         _describe(registry().get(args.name), console)
         return
-    width = max(len(name) for name in (*registry().names(), *ALIASES))
-    for heading, with_text in ((VISION, False), (TEXT, True)):
-        console.print(heading)
-        for name in registry().names():
-            method = registry().get(name)
-            if ("text" in method.needs) == with_text:
-                formula = f"; a client sends {method.payload_formula}" if method.payload_formula else ""
-                console.print(f"  {name:<{width}}  [bold]{method.title}[/]{formula}")
-        for name, alias in ALIASES.items():
-            if ("text" in registry().get(name).needs) == with_text:
-                console.print(f"  {name:<{width}}  [bold]{alias.title}[/]; {alias.method} with --policy {alias.policy}")
-    console.print("\nFloats per client and round; those with a head send C*d + C more where it is global.")
-    console.print("'fedprompt methods NAME' shows a method's state, payload and parameters.")
+    console.print(_table())
+    for alias, meaning in ALIASES.items():
+        console.print(f"{alias}: {meaning.title}, that is {meaning.method} with --policy {meaning.policy}")
+    console.print(EXPLANATION)
+
+
+def _table() -> "Table":
+    """One row per method, narrow enough for a terminal of 100 columns."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from fedprompt.harness.report.parity import parity_of_methods
+    from fedprompt.methods import registry
+
+    table, parity = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False), parity_of_methods()
+    for heading in ("method", "family", "paper", "parity", "payload"):
+        table.add_column(heading, no_wrap=heading != "payload", overflow="fold")
+    for method in sorted(map(registry().get, registry().names()), key=lambda method: "text" in method.needs):
+        family = "text" if "text" in method.needs else "head"
+        brief = parity[method.name].brief if method.name in parity else "unknown"
+        table.add_row(method.name, family, venue(method.paper), brief, PAYLOAD_OF_HEAD.sub("", method.payload_formula))
+    return table
+
+
+def venue(paper: str) -> str:
+    """Where a method was published, from its citation: what the first brackets with a year say, up to a comma."""
+    brackets = VENUE.search(paper)
+    return brackets[1] if brackets else ""
 
 
 def _describe(method: "type[Method]", console: "Console") -> None:
@@ -62,6 +89,7 @@ def _describe(method: "type[Method]", console: "Console") -> None:
     console.print(f"[bold]{method.title}[/] ({method.name})")
     console.print(inspect.getdoc(inspect.getmodule(method)) or "")
     console.print(f"\npaper:    {method.paper}")
+    console.print(f"parity:   {_parity(method)}")
     console.print(f"head:     {method.paper_policy} in the paper; --policy chooses of {', '.join(policies)}")
     console.print(f"needs:    {', '.join(sorted(method.needs))}")
     console.print(f"server:   {server}")
@@ -71,6 +99,13 @@ def _describe(method: "type[Method]", console: "Console") -> None:
         console.print(f"  [bold]{row['name']} = {row['default']}[/]  {row['help']}")
         notes = {"allowed": row["allowed"], "paper": row["paper"], "tuning grid": row["grid"]}
         console.print("      " + "; ".join(f"{name}: {note}" for name, note in notes.items() if note))
+
+
+def _parity(method: "type[Method]") -> str:
+    from fedprompt.harness.report.parity import parity_of_methods
+
+    entry = parity_of_methods().get(method.name)
+    return entry.line if entry else "unknown: nobody has compared it with its authors' code here"
 
 
 def _formula(method: "type[Method]") -> str:

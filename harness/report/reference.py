@@ -186,8 +186,7 @@ def recorded_in(folder: Path, suite: Suite | None = None) -> Recorded:
     """What a published run was reported from, without MLflow; ``suite`` is its suite, by default as published."""
     suite = suite or published_suite(folder)
     lines, cells = _lines(folder), published_cells(folder)
-    results = pd.read_csv(folder / "cells.csv", dtype=dict.fromkeys(TEXTS, str), float_precision="round_trip")
-    results = results.fillna(dict.fromkeys(TEXTS, ""))
+    results = pd.read_csv(folder / "cells.csv", dtype=dict.fromkeys(TEXTS, str)).fillna(dict.fromkeys(TEXTS, ""))
     planned = suite.planned()
     if [(entry.row.key, entry.policy, entry.cell.seed) for entry in planned] != list(
         results[["row", "policy", "seed"]].itertuples(index=False, name=None)

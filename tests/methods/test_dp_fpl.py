@@ -64,11 +64,17 @@ def test_without_noise_and_clipping_the_shared_gradient_is_the_plain_one() -> No
 
 
 def test_the_private_context_gets_the_same_gradient_projected() -> None:
-    method, theta, batch = build(noise=0.0, clip=1e9, rank=16)  # of full rank, so that nothing is lost
+    method, theta, batch = build(noise=0.0, clip=1e9, rank=16, own_scale=1.0)  # of full rank, so that nothing is lost
     grads = gradients(method, theta, batch)
     torch.testing.assert_close(grads["own"], grads["context"], atol=1e-3, rtol=1e-3)
-    low = gradients(*build(noise=0.0, clip=1e9, rank=2))["own"]
+    low = gradients(*build(noise=0.0, clip=1e9, rank=2, own_scale=1.0))["own"]
     assert not torch.allclose(low, grads["own"], atol=1e-2)
+
+
+def test_by_default_the_private_gradient_is_a_tenth_as_in_the_public_code() -> None:
+    full, tenth = (gradients(*build(noise=0.0, **scale)) for scale in ({"own_scale": 1.0}, {}))
+    torch.testing.assert_close(tenth["own"], full["own"] / 10)
+    assert torch.equal(tenth["context"], full["context"])
 
 
 def test_the_loss_is_the_plain_one() -> None:

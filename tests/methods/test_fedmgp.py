@@ -113,11 +113,12 @@ def test_draws_depend_on_the_seed_and_on_nothing_else() -> None:
     assert len({tuple(positions) for positions in drawn(0, 4)}) > 1  # clients draw apart
 
 
-def test_slots_are_means_of_what_was_drawn_in_the_order_of_the_draw() -> None:
-    federation, method, state = after(0)
+@pytest.mark.parametrize(("weights", "shares"), [("uniform", (1 / 2, 1 / 2)), ("protocol", (13 / 34, 21 / 34))])
+def test_slots_are_means_of_what_was_drawn_in_the_order_of_the_draw(weights: str, shares: tuple[float, float]) -> None:
+    federation, method, state = after(0, slot_weights=weights)
     federation.step(state, (0, 2))
     groups = {client: state.personal[client] for client in (0, 2)}
-    expected = sum(share * groups[c]["text"][groups[c]["drawn"]] for c, share in ((0, 13 / 34), (2, 21 / 34)))
+    expected = sum(share * groups[c]["text"][groups[c]["drawn"]] for c, share in zip((0, 2), shares, strict=True))
     torch.testing.assert_close(state.server["slots.text"], torch.as_tensor(expected))
     _, theta = federation.theta(state, (0,))
     held, drawn = method.held(theta, "text")[0], theta["drawn"][0]

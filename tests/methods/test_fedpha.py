@@ -30,7 +30,24 @@ def test_the_subspace_is_a_projection_of_the_right_rank(full: bool, rank: int) -
     torch.testing.assert_close(projector, projector.mT)
     torch.testing.assert_close(projector @ projector, projector)
     assert torch.linalg.matrix_rank(projector).tolist() == [rank, rank]
-    assert not projector.requires_grad
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_subspace_has_the_gradient_of_finite_differences(full: bool) -> None:
+    leaf = context(4, 6).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows: subspace(rows, 0.5, full), leaf)
+
+
+def test_by_default_the_subspace_is_a_constant_of_the_step() -> None:
+    def gradient(**params: Any) -> torch.Tensor:
+        method, theta, batch = build(**params)
+        leaf = theta["context"].clone().requires_grad_()
+        (grad,) = torch.autograd.grad(method.loss({**theta, "context": leaf}, batch).sum(), leaf)
+        return grad
+
+    through, constant = gradient(svd_gradient=True), gradient()
+    assert torch.isfinite(through).all()
+    assert not torch.allclose(through, constant)
 
 
 def test_directions_are_cut_by_exact_shares() -> None:

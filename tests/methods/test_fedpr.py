@@ -4,7 +4,8 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.methods import Method
-from fedprompt.methods.fedpr import FedPRDeep, FedPRShallow, project, removed_directions
+from fedprompt.methods._null_space import project, removed_directions
+from fedprompt.methods.fedpr import FedPRDeep, FedPRShallow
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.fedvpt_d import FedVPTDeep
 
@@ -118,6 +119,54 @@ def test_round_one_is_projected_on_demand_only(method: type[Method], first: bool
     federation.step(state, [0])
     along = (before @ (state.server[name] - before).mT).abs().max()
     assert bool(along < 1e-6) is first
+
+
+# -- which prompt a projector belongs to -------------------------------------------------------------------------------
+
+
+@BOTH
+def test_both_prompts_are_one_where_everybody_takes_part(method: type[Method]) -> None:
+    ends = []
+    for rule in ("received", "last_visit"):
+        federation = toy_federation(method, {**SHORT, "projector_of": rule}, participation=1.0)
+        state = federation.start()
+        for _ in range(3):
+            federation.step(state)
+        ends.append(state.server)
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@BOTH
+def test_a_first_visit_is_unprojected_in_any_round_and_later_ones_follow_the_last(method: type[Method]) -> None:
+    """Client 0 is there in rounds 1 and 3, client 1 in rounds 2 and 3."""
+    federation = toy_federation(method, {**SHORT, "projector_of": "last_visit"}, weight_decay=0.0)
+    state, prompts = federation.start(), []
+    (name,) = (key for key in state.server if key not in ("visited", f"last {key}") and not key.startswith("last "))
+
+    def step(*clients: int) -> Tensor:
+        before = state.server[name]
+        federation.step(state, clients)
+        prompts.append(state.server[name])
+        return state.server[name] - before
+
+    def lost(moved: Tensor, prompt: Tensor) -> bool:
+        return bool((prompt @ moved.mT).abs().max() < 1e-5)
+
+    step(0)
+    assert not lost(step(1), prompts[0])  # its first visit, in round 2
+    assert torch.equal(state.server[f"last {name}"][0], prompts[0])
+    again = step(0)
+    assert lost(again, prompts[0])  # not along what it received in round 3, ...
+    assert not lost(again, prompts[1])  # ... which client 1 had trained meanwhile
+    assert state.server["visited"].tolist() == [True, True, False, False]
+
+
+def test_a_remembered_prompt_is_sent_along_and_not_back() -> None:
+    federation = toy_federation(FedPRShallow, {**SHORT, "projector_of": "last_visit"})
+    state = federation.start()
+    first, second = federation.step(state, (0,)), federation.step(state, (0,))
+    assert (first.floats_down, first.floats_up) == (4 * 32, 4 * 32)
+    assert (second.floats_down, second.floats_up) == (2 * 4 * 32, 4 * 32)
 
 
 def test_the_head_is_not_projected() -> None:

@@ -11,7 +11,9 @@ from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.core.errors import UserError
 from fedprompt.harness.conformance.lab import ALL, first_rows
 from fedprompt.harness.conformance.toy import toy_clip, toy_federation
-from fedprompt.methods import State, Task
+from fedprompt.methods import Method, State, Task
+from fedprompt.methods._attention import multihead_init
+from fedprompt.methods.fedmvp import FedMVP
 from fedprompt.methods.fedtpg import FedTPG, FedTPGParams
 
 EVERY = torch.ones(4, 4, dtype=torch.bool)
@@ -75,6 +77,27 @@ def test_the_generator_is_attention_and_a_gated_layer() -> None:
     value, gate = linear("wide", F.layer_norm(hidden, (16,))).chunk(2, -1)
     expected = hidden + linear("narrow", value * F.gelu(gate))
     torch.testing.assert_close(method.context_of(theta, EVERY)[1], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_attention_begins_as_torch_begins_it() -> None:
+    ours, torchs = multihead_init("a", 96, torch.Generator().manual_seed(0)), nn.MultiheadAttention(96, 4)
+    assert not ours["a.bias"].any()
+    assert not torchs.in_proj_bias.any()
+    assert not torchs.out_proj.bias.any()
+    for mine, reference in (
+        (ours["a.weight"][:3].flatten(0, 1), torchs.in_proj_weight),
+        (ours["a.weight"][3], torchs.out_proj.weight),
+    ):
+        torch.testing.assert_close(mine.abs().max(), reference.abs().max(), atol=0, rtol=0.01)
+        torch.testing.assert_close(mine.std(), reference.std(), atol=0, rtol=0.03)
+
+
+@pytest.mark.parametrize("method", [FedTPG, FedMVP])
+def test_generators_begin_with_that_attention(method: type[Method]) -> None:
+    server = toy_federation(method).start().server
+    assert not server["attention.bias"].any()
+    queries, answers = server["attention.weight"][0], server["attention.weight"][3]
+    assert float(queries.abs().max()) > 1.1 * float(answers.abs().max())
 
 
 def test_a_client_trains_on_its_own_classes_alone() -> None:

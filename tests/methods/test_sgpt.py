@@ -154,9 +154,14 @@ def test_what_cannot_be_is_refused(params: dict[str, object], says: str) -> None
         toy_federation(SGPT, params)
 
 
-def test_keys_begin_orthonormal_and_shared_prompts_at_zero() -> None:
-    server = toy_federation(SGPT).start().server
-    torch.testing.assert_close(server["keys"] @ server["keys"].T, torch.eye(6), atol=1e-5, rtol=0)
+def test_keys_begin_orthonormal_but_for_the_first_and_shared_prompts_at_zero() -> None:
+    server, unit = (toy_federation(SGPT, {"unit_keys": unit}).start().server for unit in (False, True))
+    torch.testing.assert_close(unit["keys"] @ unit["keys"].T, torch.eye(6), atol=1e-5, rtol=0)
+    assert torch.equal(server["keys"][1:], unit["keys"][1:])
+    length = server["keys"][0].norm()
+    torch.testing.assert_close(server["keys"][0] / length, unit["keys"][0])
+    assert float(length) == pytest.approx((2 * 32 / (6 + 32)) ** 0.5, rel=0.2)  # Xavier's rule; it is no unit vector
+    assert abs(float(length) - 1) > 0.05
     assert not server["shared"].any()
     assert server["groups"].abs().max() == pytest.approx(math.sqrt(6 / (3 * 4**2 + 32)), rel=0.02)
 
@@ -204,6 +209,30 @@ def test_the_loss_pulls_keys_towards_their_queries() -> None:
     batch, theta = batch_and_theta("group")
     nearest = batch.mean(similarity(batch.features, theta["keys"]).amax(-1))
     torch.testing.assert_close(sgpt().loss(theta, batch), sgpt(key_weight=0.0).loss(theta, batch) - nearest)
+
+
+@pytest.mark.parametrize(("passes", "pulled"), [(2, [True, True, False, False]), (0, [True] * 4)])
+def test_keys_are_pulled_in_the_first_passes_over_a_clients_images(passes: int, pulled: list[bool]) -> None:
+    """Clients have 13, 8, 21 and 5 images; they have gone through 0, 15, 42 and 11 of them."""
+    batch, theta = batch_and_theta("group")
+    chosen = torch.tensor([[0], [15], [42], [11]]) * torch.eye(6, dtype=torch.int64)[0]
+    theta = {**theta, "counts": batch.start["counts"] + chosen}
+    method = sgpt(key_epochs=passes)
+    assert method.pulls_keys(theta, batch).tolist() == pulled
+    keys = theta["keys"].clone().requires_grad_()
+    (grad,) = torch.autograd.grad(method.loss({**theta, "keys": keys}, batch).sum(), keys)
+    assert grad.flatten(1).any(1).tolist() == pulled
+
+
+def test_a_visit_pulls_keys_no_longer_than_asked() -> None:
+    def keys_after(**params: object) -> Tensor:
+        federation = toy_federation(SGPT, params, participation=1.0, epochs=3, weight_decay=0.0, momentum=0.0)
+        state = federation.start()
+        federation.step(state)
+        return state.server["keys"]
+
+    assert torch.equal(keys_after(), keys_after(key_epochs=3))
+    assert not torch.equal(keys_after(), keys_after(key_epochs=2))
 
 
 @pytest.mark.parametrize(("rule", "epochs"), [("E+E", [5, 5]), ("E/2+E/2", [2, 3])])

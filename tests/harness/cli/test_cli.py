@@ -15,6 +15,7 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness.cli import COMMANDS, build_parser, main
 from fedprompt.harness.cli import _progress as progress_module
 from fedprompt.harness.cli._options import split_settings
+from fedprompt.harness.report.parity import parity_of_methods
 from fedprompt.harness.running import session as session_module
 from fedprompt.harness.running import suite as suite_module
 from fedprompt.harness.running.cell import Cell, make_cell
@@ -216,17 +217,31 @@ def test_a_second_run_says_that_it_is_finished(finished: Path, capsys: pytest.Ca
     assert "Average" in printed.out
 
 
-def test_methods_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_lists_family_paper_parity_and_payload_of_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in registry().names())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert all(name in rows for name in registry().names())
+    assert rows["sgpt"].split()[1:5] == ["head", "CVPR", "2024", parity_of_methods()["sgpt"].brief]
+    assert rows["pfeddc"].split()[1:5] == ["text", "arXiv", "2506.21144", "equations"]
+    assert rows["fedvpt"].split()[-1] == "T*d"
+
+
+@pytest.mark.parametrize(("name", "words"), [("fedvpt", "KMnP/vpt 4410440"), ("pfedprompt", "stand in")])
+def test_methods_says_how_near_one_is_to_its_authors_code(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["methods", name]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("parity:")]
+    assert words in line
 
 
 @pytest.mark.parametrize("name", registry().names())
 def test_methods_shows_one_in_detail(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", name]) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("paper:", "head:", "payload:", "server:", "personal:", " = "))
+    assert all(word in printed for word in ("paper:", "parity:", "head:", "payload:", "server:", "personal:", " = "))
 
 
 def test_datasets_shows_a_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
