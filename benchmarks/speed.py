@@ -29,7 +29,7 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.federation.schedule import evaluations_now
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import count_correct, evaluate_due
+from fedprompt.harness.measuring.evaluation import evaluate_due, score_clients
 from fedprompt.harness.planning.cost import cost, meta_method, shape_backbone
 from fedprompt.methods import State, registry
 from fedprompt.methods.fedvpt_d import FedVPTDeep
@@ -132,7 +132,7 @@ def a_round(ready: Federation) -> object:
 
 def an_evaluation(ready: Federation, sweep: bool = False) -> object:
     state = ready.start()
-    return count_correct(ready, state, ready.theta(state, ready.members)[1], ready.members, "test", sweep)
+    return score_clients(ready, state, ready.theta(state, ready.members)[1], ready.members, "test", sweep)
 
 
 def passes_only(ready: Federation) -> Work:

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from fedprompt.backbones.weights import backbone_spec
     from fedprompt.core.errors import UserError
     from fedprompt.harness.conformance import check_method
+    from fedprompt.harness.measuring.measures import measure_clients, measure_rounds
     from fedprompt.harness.recording.tracker import sync
     from fedprompt.harness.report.write import write_report
-    from fedprompt.harness.results import draw_accuracy, read_records, read_summaries
+    from fedprompt.harness.results import draw_accuracy, read_records, read_scores, read_summaries
     from fedprompt.harness.running.cell import make_cell
     from fedprompt.harness.running.environment import RunEnvironment
     from fedprompt.harness.running.run import run_cell
@@ -27,7 +28,10 @@ __all__ = [
     "draw_accuracy",
     "load_suite",
     "make_cell",
+    "measure_clients",
+    "measure_rounds",
     "read_records",
+    "read_scores",
     "read_summaries",
     "run_cell",
     "run_cells",
@@ -43,7 +47,10 @@ _MODULES = {
     "draw_accuracy": "harness.results",
     "load_suite": "harness.running.suite_file",
     "make_cell": "harness.running.cell",
+    "measure_clients": "harness.measuring.measures",
+    "measure_rounds": "harness.measuring.measures",
     "read_records": "harness.results",
+    "read_scores": "harness.results",
     "read_summaries": "harness.results",
     "run_cell": "harness.running.run",
     "run_cells": "harness.running.session",

@@ -14,9 +14,11 @@ import pandas as pd
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.measuring.metrics import on_test_set, per_client, trained_reading
+from fedprompt.harness.measuring.score_frame import scores_frame
 from fedprompt.harness.recording.store import connect, experiment_name, first_line, public
 from fedprompt.harness.running.cell import Cell, cell_from_json
 from fedprompt.harness.running.folder import damaged_file, is_done
+from fedprompt.harness.running.journal import SCORES
 from fedprompt.harness.running.suite import Row
 from fedprompt.methods import registry
 
@@ -43,6 +45,27 @@ def read_records(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.
 
     frames = list(_read(source, cells, "records.csv", records))
     return pd.concat(frames, ignore_index=True).sort_values([*ORDER, "round"], kind="stable", ignore_index=True)
+
+
+def read_scores(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.DataFrame:
+    """One row per finished run, reported round, reading, client and image: what the run is, and how it was predicted.
+
+    `measure_clients` and `measure_rounds` make numbers of these rows, `scores_frame` says what the columns are.
+    ``source`` and ``cells`` as for `read_records`. Runs from before there were scores are left out, with a warning.
+    """
+
+    def scores(cell: Cell, folder: Path) -> pd.DataFrame | None:
+        if not (folder / SCORES).exists():
+            warnings.warn(f"{cell.label} ({cell.hash}) has no {SCORES}; left out.", stacklevel=2)
+            return None
+        frame = scores_frame((folder / SCORES).read_bytes(), folder / SCORES)
+        return frame.assign(**_identity(cell))[[*IDENTITY, *frame.columns]]
+
+    frames = [frame for frame in _read(source, cells, SCORES, scores) if frame is not None]
+    if not frames:
+        raise UserError(f"no run in {public(str(source))} has scores; they were finished before scores were kept.")
+    joined = pd.concat(frames, ignore_index=True)
+    return joined.astype({name: "category" for name in joined if joined[name].dtype == object})
 
 
 def read_summaries(source: str | Path, cells: Iterable[Cell] | None = None) -> pd.DataFrame:

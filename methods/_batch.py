@@ -5,12 +5,15 @@ and masked; images are held packed, without padding, so that the backbone never 
 How many rows are real is known to Python: no shape waits for a tensor's content, on a GPU or on `meta`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from fedprompt.core.errors import UserError
 
 HEAD_INPUTS = "head inputs"  # the name under which a batch knows what its heads read
 
@@ -20,7 +23,7 @@ class Batch:
     """K clients with up to B samples each. ``mask`` tells real rows from padding; padded entries are zero."""
 
     clients: tuple[int, ...]
-    labels: Tensor  # (K, B) int64
+    given_labels: Tensor | None  # what `labels` reads; None in a batch for prediction
     sizes: tuple[int, ...]  # real samples of each client; what follows them in its line is padding
     images: Tensor  # (n, 3, h, w) uint8, packed: the n real rows in order; there if the method needs "images"
     features: Tensor  # (K, B, d) frozen CLS features; there if the method needs "features"
@@ -31,12 +34,28 @@ class Batch:
     layer_inputs: Tensor = field(default_factory=lambda: torch.empty(0))
     # What `once` has computed of these images, by name, while only heads change; None where nothing is kept.
     known: dict[str, Tensor] | None = None
+    device: torch.device | str = "cpu"
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes of the samples, (K, B) int64. Batches of training data have them; those to predict do not."""
+        if self.given_labels is None:
+            raise UserError(
+                "batches for prediction have no labels; predict from images alone (their shape is batch.shape), and "
+                "read the labels of training data in loss or begin_evaluation."
+            )
+        return self.given_labels
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, B)."""
+        return len(self.sizes), max(self.sizes)
 
     @cached_property
     def mask(self) -> Tensor:
         """(K, B) bool: true for real samples."""
-        sizes = torch.tensor(self.sizes, device=self.labels.device)
-        return torch.arange(self.labels.shape[1], device=self.labels.device) < sizes[:, None]
+        sizes = torch.tensor(self.sizes, device=self.device)
+        return torch.arange(self.shape[1], device=self.device) < sizes[:, None]
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """``compute()``, which no head enters: done once for all epochs and readings that differ in heads alone."""
@@ -62,9 +81,9 @@ class Batch:
     def pad(self, packed: Tensor) -> Tensor:
         """(n, ...) back to (K, B, ...), zeros in the padding."""
         if not self._full:
-            lines = packed.new_zeros(self.labels.numel(), *packed.shape[1:])
+            lines = packed.new_zeros(math.prod(self.shape), *packed.shape[1:])
             packed = lines.index_copy(0, self._places, packed)
-        return packed.view(*self.labels.shape, *packed.shape[1:])
+        return packed.view(*self.shape, *packed.shape[1:])
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal noise for every sample, (K, B, *shape)."""
@@ -80,7 +99,7 @@ class Batch:
 
     @property
     def _full(self) -> bool:
-        return min(self.sizes) == self.labels.shape[1]
+        return min(self.sizes) == self.shape[1]
 
     @cached_property
     def _owners(self) -> Tensor:
@@ -89,15 +108,15 @@ class Batch:
     @cached_property
     def _places(self) -> Tensor:
         """Where the real rows are among all K * B."""
-        width = self.labels.shape[1]
+        width = self.shape[1]
         return self._index(client * width + row for client, size in enumerate(self.sizes) for row in range(size))
 
     def _index(self, numbers: Iterable[int]) -> Tensor:
-        return torch.tensor(list(numbers), dtype=torch.int64, device=self.labels.device)
+        return torch.tensor(list(numbers), dtype=torch.int64, device=self.device)
 
     def _draw(self, sampler: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
         if len(self.rngs) != len(self.sizes):
             raise ValueError("this batch has no random numbers; a method whose features draw sets fixed_inputs = False")
         # Drawn for the real rows only, on the CPU: the numbers depend neither on neighbours nor on the device.
         draws = [sampler(size, *shape, generator=rng) for size, rng in zip(self.sizes, self.rngs, strict=True)]
-        return self.pad(torch.cat(draws).to(self.labels.device))
+        return self.pad(torch.cat(draws).to(self.device))

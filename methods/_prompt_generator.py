@@ -64,7 +64,7 @@ class GeneratorMethod(TextMethod):
 
     def scored_classes(self, batch: Batch) -> Tensor:
         """What each client scores in training, (K, C) bool."""
-        local = (self.task.train_counts[list(batch.clients)] > 0).to(batch.labels.device)
+        local = (self.task.train_counts[list(batch.clients)] > 0).to(batch.device)
         return local if self.params.label_space == "local" else torch.ones_like(local)
 
     def logits_among(self, classes: Tensor, images: Tensor, texts: Tensor) -> Tensor:

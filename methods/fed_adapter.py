@@ -55,7 +55,7 @@ class FedAdapter(HeadedMethod):
             lines = batch.pad(block.norm1(tokens[:, :rows])).flatten(1, 2)  # (K, B*rows, d)
             down, down_bias, up, up_bias = (theta[name][:, index] for name in WEIGHTS)
             inner = F.gelu(torch.baddbmm(down_bias[:, None], lines, down.mT))
-            added = torch.baddbmm(up_bias[:, None], inner, up.mT).view(*batch.labels.shape, rows, -1)
+            added = torch.baddbmm(up_bias[:, None], inner, up.mT).view(*batch.shape, rows, -1)
             scale: float = self.params.scale
             return block_rows(block, tokens, rows) + scale * batch.pack(added)
 

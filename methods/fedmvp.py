@@ -73,5 +73,5 @@ class FedMVP(GeneratorMethod):
         return cross_entropy(logits, batch) + consistency * distance
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
-        classes = torch.ones(len(batch.clients), self.task.num_classes, dtype=torch.bool, device=batch.labels.device)
+        classes = torch.ones(len(batch.clients), self.task.num_classes, dtype=torch.bool, device=batch.device)
         return self.cosine_logits(self.prompted_images(theta, batch, classes), self.class_features(theta))

@@ -71,7 +71,7 @@ class FedSALora(HeadedMethod, UnseenClients):
             def added(normed: Tensor) -> tuple[Tensor, Tensor]:
                 lines = batch.pad(normed).flatten(1, 2)  # all tokens of a client meet its own factors: (K, B*t, d)
                 updates = (lines @ down[:, index, part].mT @ up[:, index, part].mT for part in (0, 1))
-                shape = (*batch.labels.shape, *normed.shape[1:])
+                shape = (*batch.shape, *normed.shape[1:])
                 query, value = (batch.pack(scale * update.view(shape)) for update in updates)
                 return query, value
 

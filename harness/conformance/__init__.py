@@ -14,7 +14,6 @@ from fedprompt.core.interrupts import Interrupted, ctrl_c_apart
 from fedprompt.harness.conformance.client import (
     gradient_matches_the_loss,
     head_input,
-    logits,
     loss_falls,
     padding_and_neighbours,
     stacking,
@@ -22,6 +21,7 @@ from fedprompt.harness.conformance.client import (
     unseen_and_never_sampled,
 )
 from fedprompt.harness.conformance.lab import ConformanceError, Params, one_thread
+from fedprompt.harness.conformance.prediction import averaged_draws, labels_withheld, logits
 from fedprompt.harness.conformance.run import (
     arguments_untouched,
     evaluation_without_side_effects,
@@ -87,6 +87,8 @@ PROPERTIES = tuple(
     for check in (
         names_and_shapes,
         logits,
+        averaged_draws,
+        labels_withheld,
         frozen_backbone,
         arguments_untouched,
         order_of_clients,

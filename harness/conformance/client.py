@@ -1,4 +1,4 @@
-"""Properties of the client half: losses, gradients, predictions, and what surrounds a client in a stack."""
+"""Properties of the client half: losses, gradients, and what surrounds a client in a stack."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from fedprompt.harness.conformance.lab import (
     trained_names,
     watch,
 )
-from fedprompt.harness.conformance.toy import CLASSES, toy_backbone_for, toy_federation
+from fedprompt.harness.conformance.toy import toy_backbone_for, toy_federation
 from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.payload import traffic
 from fedprompt.harness.federation.rounds import Federation, FederationState
@@ -30,15 +30,6 @@ from fedprompt.methods import HeadedMethod, Method, State
 
 # In float64 an operation rounds by 1e-16 and right methods agree to about that; any leak worth the name is far above.
 DOUBLE = 1e-9
-
-
-def logits(method: type[Method], params: Params) -> None:
-    """logits are finite, one per class, before and after training"""
-    federation, state = after_rounds(method, params, 0)
-    require(federation.method.task.num_classes == CLASSES, "the toy has changed its number of classes")
-    check_logits(federation, federation.theta(state, ALL)[1], ALL, "before round 1")
-    federation.step(state)
-    check_logits(federation, federation.theta(state, ALL)[1], ALL, "after round 1")
 
 
 def trainable_tensors_move(method: type[Method], params: Params) -> None:

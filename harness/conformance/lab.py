@@ -133,6 +133,7 @@ def check_logits(federation: Federation, theta: State, clients: Sequence[int], w
         scores = federation.method.predict(theta, batch)
     expected = (*batch.mask.shape, federation.method.task.num_classes)
     require(tuple(scores.shape) == expected, f"{who}: logits are {tuple(scores.shape)}, not (K, B, C) = {expected}")
+    require(scores.is_floating_point(), f"{who}: logits are {scores.dtype}, of which no probabilities can be made")
     bad = int((~torch.isfinite(scores[batch.mask])).sum())
     require(bad == 0, f"{who}: {bad} of {scores[batch.mask].numel()} logits are not finite")
 

@@ -93,12 +93,14 @@ def toy_federation(
     seed: int = 0,
     backbone: FrozenViT | None = None,
     partition: Partition | None = None,
+    dataset: Dataset | None = None,
     **protocol: Any,
 ) -> Federation:
     """``method`` on the toy; keywords replace fields of its protocol. The head is the paper's if none is given."""
     owner = protocol.pop("head", head_owner(method.paper_policy))
     rules = dataclasses.replace(PROTOCOL, head=owner, **protocol)
-    vit, dataset, split = backbone or toy_backbone_for(method), toy_dataset(), partition or toy_partition()
+    vit, split = backbone or toy_backbone_for(method), partition or toy_partition()
+    dataset = dataset or toy_dataset()
     return make_federation(
         method,
         params or {},

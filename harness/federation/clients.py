@@ -58,6 +58,14 @@ class ClientData:
         """Training labels of each client, counted, (clients, classes)."""
         return torch.stack([torch.bincount(self._labels[rows], minlength=classes) for rows in self._rows["train"]])
 
+    def rows(self, client: int, split: SplitName) -> Tensor:
+        """The places of the client's images in the data set."""
+        return self._rows[split][client]
+
+    def labels(self, client: int, split: SplitName) -> Tensor:
+        """Classes of the client's images, counted from the first that competes on ``split``: for evaluation alone."""
+        return self._labels[self._rows[split][client]] - self._first_label[split]
+
     def domains(self, client: int, split: SplitName) -> Tensor:
         """The domain of each of the client's images, as places in ``domain_names``."""
         return self._domains[self._rows[split][client]]
@@ -70,7 +78,10 @@ class ClientData:
         rngs: Sequence[torch.Generator],
         stage: str = "train",
     ) -> Batch:
-        """``positions[i]`` are places in the list of client ``clients[i]``; lists may differ in length."""
+        """``positions[i]`` are places in the list of client ``clients[i]``; lists may differ in length.
+
+        Only batches of training data have labels: what predicts or adapts for a prediction cannot read the answers.
+        """
         rows = [self._rows[split][client][where] for client, where in zip(clients, positions, strict=True)]
         index = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         sizes = tuple(len(r) for r in rows)
@@ -85,8 +96,18 @@ class ClientData:
             features = self._sent(self._features[index] * mask[..., None])
         if self._layer_inputs is not None:
             inputs = self._layer_inputs(packed)
-        labels = self._sent((self._labels[index] - self._first_label[split]) * mask)
-        return Batch(tuple(clients), labels, sizes, images, features, tuple(rngs), stage, layer_inputs=inputs)
+        labels = self._sent(self._labels[index] * mask) if split == "train" else None
+        return Batch(
+            tuple(clients),
+            labels,
+            sizes,
+            images,
+            features,
+            tuple(rngs),
+            stage,
+            layer_inputs=inputs,
+            device=self.device,
+        )
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """On the device. A GPU copies from pinned memory while the processor goes on."""

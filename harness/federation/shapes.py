@@ -26,7 +26,7 @@ class ShapeData(ClientData):
     def batch(
         self,
         clients: Sequence[int],
-        split: SplitName,  # noqa: ARG002
+        split: SplitName,
         positions: Sequence[Tensor],
         rngs: Sequence[torch.Generator],
         stage: str = "train",
@@ -40,13 +40,14 @@ class ShapeData(ClientData):
         inputs = (0,) if depth == 0 else (sum(sizes), depth or vit.depth, vit.tokens, vit.width)
         return Batch(
             tuple(clients),
-            torch.zeros(rows, dtype=torch.int64, device=self.device),
+            torch.zeros(rows, dtype=torch.int64, device=self.device) if split == "train" else None,
             sizes,
             torch.zeros(images, dtype=torch.uint8, device=self.device),
             torch.zeros(features, device=self.device),
             tuple(rngs),
             stage,
             layer_inputs=torch.zeros(inputs, device=self.device),
+            device=self.device,
         )
 
 

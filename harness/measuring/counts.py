@@ -1,5 +1,8 @@
 """Counts of earlier evaluations that must come out again, so that a client which did not change is not counted twice.
 
+Counts serve rounds that are not reported: there only the number of correct predictions matters, not the last bits of
+the scores, which depend on who is evaluated together and so on where a run was resumed.
+
 A count is a function of what the client holds and of the random numbers of its round. It is kept only if it took
 no random numbers and nothing was trained for it. It holds while the client keeps the same tensors of its own and
 
@@ -19,7 +22,7 @@ from fedprompt.harness.federation.schedule import Evaluation, Group
 from fedprompt.methods import State
 
 if TYPE_CHECKING:
-    from fedprompt.harness.measuring.evaluation import Record
+    from fedprompt.harness.measuring.evaluation import ClientScores
 
 Reading = tuple[object, ...]
 
@@ -28,7 +31,7 @@ class Count(NamedTuple):
     personal: State | None  # what the client held of its own, None before its first visit
     local: State | None
     server: State
-    records: "Sequence[Record]"
+    scores: "Sequence[ClientScores]"
 
 
 class Counts:
@@ -38,28 +41,30 @@ class Counts:
         self._counts: dict[Reading, dict[int, Count]] = {}
         self._compared: tuple[State, State, bool] | None = None
 
-    def split(self, state: FederationState, evaluation: Evaluation, group: Group) -> "tuple[list[Record], Group]":
-        """(records that hold as they are, the clients of ``group`` that must be counted)."""
+    def split(self, state: FederationState, evaluation: Evaluation, group: Group) -> "tuple[list[ClientScores], Group]":
+        """(scores that hold as they are, the clients of ``group`` that must be counted)."""
         counts = self._counts.get(_reading(evaluation))
         if not counts or not _repeats(evaluation, group):
             return [], group
-        known: list[Record] = []
+        known: list[ClientScores] = []
         changed = []
         for client in group.clients:
             count = counts.get(client)
             if count and self._holds(count, state, client):
-                known += count.records
+                known += count.scores
             else:
                 changed.append(client)
         return known, Group(tuple(changed), group.epochs)
 
-    def keep(self, state: FederationState, evaluation: Evaluation, group: Group, records: "Iterable[Record]") -> None:
-        """Remember ``records`` of ``group``, which took no random numbers."""
+    def keep(
+        self, state: FederationState, evaluation: Evaluation, group: Group, scores: "Iterable[ClientScores]"
+    ) -> None:
+        """Remember ``scores`` of ``group``, which took no random numbers."""
         if not _repeats(evaluation, group):
             return
-        by_client: dict[int, list[Record]] = {client: [] for client in group.clients}
-        for record in records:
-            by_client[record.client].append(record)
+        by_client: dict[int, list[ClientScores]] = {client: [] for client in group.clients}
+        for of_client in scores:
+            by_client[of_client.client].append(of_client)
         self._counts.setdefault(_reading(evaluation), {}).update(
             (client, Count(state.personal.get(client), state.local.get(client), state.server, own))
             for client, own in by_client.items()

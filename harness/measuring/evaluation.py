@@ -1,15 +1,19 @@
-"""Evaluation: every client's accuracy on its own data, with no effect on what follows."""
+"""Evaluation: how every client's images are predicted, with no effect on what follows."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from fedprompt.core.errors import UserError
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData, SplitName
@@ -26,6 +30,7 @@ from fedprompt.harness.federation.schedule import (
 )
 from fedprompt.harness.federation.training import stack_states, train
 from fedprompt.harness.measuring.counts import Counts, same_values
+from fedprompt.harness.measuring.scores import BLOCK, IMAGE, pack, score_images
 from fedprompt.methods import HeadedMethod, State
 
 LOCAL = "local"
@@ -33,7 +38,7 @@ Known = defaultdict[int, dict[str, Tensor]]  # by batch
 
 
 class Record(NamedTuple):
-    """Test images of one domain of one client in one reading of a round: what every metric is computed from.
+    """How many images of one domain of one client are predicted correctly, in one reading of a round.
 
     A client's accuracy is sum(correct) / sum(total) over its domains. One without test data has a single record,
     with no domain and a total of 0.
@@ -49,6 +54,37 @@ class Record(NamedTuple):
     samples: int = 0  # random draws averaged, where others than the method's own choice (0) are counted too
     policy: str = "global"  # of the head in this reading
     test_set: str = LOCAL  # the client's own images, or what all clients share: base, novel, target
+
+
+class ClientScores(NamedTuple):
+    """One client's images in one reading of a round, each with what `IMAGE` keeps of its prediction."""
+
+    round: int
+    client: int
+    domains: tuple[tuple[str, int, int], ...]  # name, correct predictions and images of each that the client has
+    participated: bool  # this and what follows as in `Record`
+    unseen: bool
+    samples: int
+    policy: str
+    test_set: str
+    images: NDArray[Any]
+
+    def records(self) -> list[Record]:
+        about = (self.participated, self.unseen, self.samples, self.policy, self.test_set)
+        counts = self.domains or [("", 0, 0)]
+        return [Record(self.round, self.client, name, correct, total, *about) for name, correct, total in counts]
+
+
+def records_of(scores: Iterable[ClientScores]) -> list[Record]:
+    return [record for of_client in scores for record in of_client.records()]
+
+
+def pack_scores(scores: Sequence[ClientScores]) -> bytes:
+    """What the file of scores keeps of one round; nothing if nobody was evaluated."""
+    if not scores:
+        return b""
+    blocks = [(*(getattr(part, name) for name in BLOCK[:-1]), len(part.images)) for part in scores]
+    return pack(scores[0].round, blocks, np.concatenate([part.images for part in scores]))
 
 
 class Common:
@@ -68,41 +104,41 @@ class Common:
 
 def evaluate_due(
     federation: Federation, state: FederationState, evaluations: Sequence[Evaluation], counts: Counts | None = None
-) -> list[Record]:
-    """Count correct predictions in the current state, of one stack of clients after the other, in every reading of it.
+) -> list[ClientScores]:
+    """Score predictions in the current state, of one stack of clients after the other, in every reading of it.
 
-    Clients whose earlier ``counts`` hold are not counted again; what is counted now is added to them.
+    Clients whose earlier ``counts`` hold are not scored again; what is scored now is added to them.
     """
-    records: list[list[Record]] = [[] for _ in evaluations]
+    scores: list[list[ClientScores]] = [[] for _ in evaluations]
     for stacks in zip_longest(*(evaluation.stacks for evaluation in evaluations), fillvalue=()):
         common = Common() if len(evaluations) > 1 else None
-        for evaluation, groups, counted in zip(evaluations, stacks, records, strict=True):
-            counted += _count_stack(federation, state, evaluation, groups, counts, common)
-    return list(chain.from_iterable(records))
+        for evaluation, groups, scored in zip(evaluations, stacks, scores, strict=True):
+            scored += _score_stack(federation, state, evaluation, groups, counts, common)
+    return list(chain.from_iterable(scores))
 
 
-def _count_stack(
+def _score_stack(
     federation: Federation,
     state: FederationState,
     evaluation: Evaluation,
     groups: Sequence[Group],
     counts: Counts | None,
     common: Common | None,
-) -> list[Record]:
-    counted: list[Record] = []
+) -> list[ClientScores]:
+    scored: list[ClientScores] = []
     in_order = len(groups) == 1 and not evaluation.sweep and not evaluation.shared
     for group in groups:
         known, changed = counts.split(state, evaluation, group) if counts else ([], group)
-        counted += [Record(state.round, *record[1:]) for record in known]
+        scored += [scores._replace(round=state.round) for scores in known]
         if changed.clients:
             in_order &= not known
             with autocast_as(federation.protocol.precision, federation.data.device):
-                counted += _evaluate(federation, state, evaluation, changed, counts, common)
-    return counted if in_order else sorted(counted, key=_order)
+                scored += _evaluate(federation, state, evaluation, changed, counts, common)
+    return scored if in_order else sorted(scored, key=_order)
 
 
-def _order(record: Record) -> tuple[bool, str, int, int]:
-    return record.test_set != LOCAL, record.test_set, record.samples, record.client
+def _order(scores: ClientScores) -> tuple[bool, str, int, int]:
+    return scores.test_set != LOCAL, scores.test_set, scores.samples, scores.client
 
 
 def evaluate(
@@ -115,7 +151,7 @@ def evaluate(
     protocol, selected = federation.protocol, federation.members if clients is None else clients
     shared = federation.shared_splits if split == "test" else ()
     evaluations = evaluations_now(protocol, state.round, selected, state.personal, federation.stack, split, shared)
-    return evaluate_due(federation, state, evaluations)
+    return records_of(evaluate_due(federation, state, evaluations))
 
 
 def evaluate_unseen(
@@ -123,7 +159,7 @@ def evaluate_unseen(
 ) -> list[Record]:
     """Clients kept out of training: each adapts to the server's current state, then every reading is counted."""
     evaluations = unseen_evaluations(federation.protocol, clients, federation.stack, split)
-    return evaluate_due(federation, state, evaluations)
+    return records_of(evaluate_due(federation, state, evaluations))
 
 
 def _evaluate(
@@ -133,23 +169,23 @@ def _evaluate(
     group: Group,
     counts: Counts | None,
     common: Common | None,
-) -> list[Record]:
+) -> list[ClientScores]:
     unseen = evaluation.unseen
     if group.epochs or unseen:
         theta = adapt(federation, state, group.clients, group.epochs, unseen, is_finetuned(evaluation.policy))
     else:
         theta = _held(federation, state, group.clients)
-    records: list[Record] = []
+    scored: list[ClientScores] = []
     drawn = False
     for split in (evaluation.split, *evaluation.shared):
         sweep = evaluation.sweep and split == evaluation.split
         rngs, fresh = _generators(federation, state, group.clients), _generators(federation, state, group.clients)
-        counted = count_correct(federation, state, theta, group.clients, split, sweep, rngs, common)
-        records += [record._replace(unseen=unseen, policy=evaluation.policy) for record in counted]
+        of_split = score_clients(federation, state, theta, group.clients, split, sweep, rngs, common)
+        scored += [scores._replace(unseen=unseen, policy=evaluation.policy) for scores in of_split]
         drawn |= any(not torch.equal(a.get_state(), b.get_state()) for a, b in zip(rngs, fresh, strict=True))
     if counts is not None and not drawn:
-        counts.keep(state, evaluation, group, records)
-    return records
+        counts.keep(state, evaluation, group, scored)
+    return scored
 
 
 def _generators(federation: Federation, state: FederationState, clients: Sequence[int]) -> list[torch.Generator]:
@@ -205,7 +241,7 @@ def _held(federation: Federation, state: FederationState, clients: Sequence[int]
 
 
 @torch.no_grad()
-def count_correct(
+def score_clients(
     federation: Federation,
     state: FederationState,
     theta: State,
@@ -214,39 +250,52 @@ def count_correct(
     sweep: bool = False,
     rngs: Sequence[torch.Generator] | None = None,  # of the clients; by default those of the round
     common: Common | None = None,  # to other readings of these clients
-) -> list[Record]:
-    """``sweep`` counts every prediction that the method can make of its draws, not only its own choice."""
+) -> list[ClientScores]:
+    """``sweep`` scores every prediction that the method can make of its draws, not only its own choice."""
     data, protocol, is_shared = federation.data, federation.protocol, split in federation.shared_splits
     method = federation.novel if federation.novel and split == "novel" else federation.method
     rngs = _generators(federation, state, clients) if rngs is None else rngs
-    hits: dict[int, list[Tensor]] = {}  # by number of draws: whether each image is right, (clients, batch size)
+    columns: dict[int, list[dict[str, Tensor]]] = {}  # by number of draws, batch by batch
     constants = hooks.begin_evaluation(method, theta, data.ordered(clients, "train", protocol.batch_size))
     is_masked = protocol.mask_local_classes and not is_shared
     absent = (method.task.train_counts[list(clients)] == 0)[:, None] if is_masked else None
     known = common.known(tuple(clients), split, {**theta, **constants}) if common else None
+    labels = pad_sequence([data.labels(client, split) for client in clients], batch_first=True).to(data.device)
     for number, plain in enumerate(data.ordered(clients, split, protocol.batch_size, rngs)):
         batch = replace(plain, start=constants, known=None if known is None else known[number])
         predictions = hooks.predictions(method, theta, batch) if sweep else {0: method.predict(theta, batch)}
+        of_batch = labels[:, number * protocol.batch_size :][:, : batch.shape[1]]
         for samples, scores in predictions.items():
-            scored = torch.where(batch.mask[..., None] & scores.isnan(), scores, 0)  # -inf excludes a class
-            require_finite({"scores": scored}, clients, state.round, "predictions")
+            if scores.shape != (*batch.shape, method.task.num_classes):
+                raise UserError(
+                    f"predictions of method {method.name!r} have shape {tuple(scores.shape)}, not one score per "
+                    f"client, image and class {(*batch.shape, method.task.num_classes)} (docs/add-a-method.md)."
+                )
+            wrong = batch.mask[..., None] & (scores.isnan() | scores.isposinf())  # -inf excludes a class
+            require_finite({"scores": torch.where(wrong, torch.nan, 0.0)}, clients, state.round, "predictions")
             if absent is not None:
                 scores = scores.masked_fill(absent.to(scores.device), float("-inf"))
-            hits.setdefault(samples, []).append((scores.argmax(-1) == batch.labels) & batch.mask)
+            columns.setdefault(samples, []).append(score_images(scores, of_batch))
     took_part, policy, test_set = state.personal, protocol.head, split if is_shared else LOCAL
     return [
-        Record(state.round, client, domain, right, total, client in took_part, False, samples, policy, test_set)
-        for samples, batches in hits.items()
-        for client, row in zip(clients, torch.cat(batches, 1).cpu(), strict=True)
-        for domain, right, total in _by_domain(data, client, split, row)
+        ClientScores(state.round, client, domains, client in took_part, False, samples, policy, test_set, images)
+        for samples, batches in columns.items()
+        for client, domains, images in _by_client(data, clients, split, batches)
     ]
 
 
-def _by_domain(data: ClientData, client: int, split: SplitName, hits: Tensor) -> list[tuple[str, int, int]]:
-    """(domain, correct predictions, images) of the domains that the client has; ``hits`` in the stored order."""
-    domains = data.domains(client, split)
+def _by_client(
+    data: ClientData, clients: Sequence[int], split: SplitName, batches: Sequence[dict[str, Tensor]]
+) -> Iterator[tuple[int, tuple[tuple[str, int, int], ...], NDArray[Any]]]:
+    """(client, counts of its domains, images) from columns of batches in the stored order, padding left out."""
+    columns = {name: torch.cat([batch[name] for batch in batches], 1).cpu().numpy() for name in batches[0]}
     names = data.domain_names
-    correct = torch.bincount(domains, weights=hits[: len(domains)].double(), minlength=len(names))
-    total = torch.bincount(domains, minlength=len(names))
-    counts = zip(names, correct.long().tolist(), total.tolist(), strict=True)
-    return [count for count in counts if count[2]] or [("", 0, 0)]
+    for place, client in enumerate(clients):
+        images = np.empty(data.size(client, split), IMAGE)
+        images["image"] = data.rows(client, split).numpy()
+        for name, column in columns.items():
+            images[name] = column[place, : len(images)]
+        domains = data.domains(client, split).numpy()
+        totals = np.bincount(domains, minlength=len(names)).tolist()
+        correct = np.bincount(domains[images["label"] == images["predicted"]], minlength=len(names)).tolist()
+        yield client, tuple(count for count in zip(names, correct, totals, strict=True) if count[2]), images

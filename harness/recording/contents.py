@@ -23,7 +23,7 @@ from fedprompt.harness.running.folder import damaged_file
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric, Run
 
-ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "summary.json", "partition.npz")
+ARTIFACTS = ("cell.json", "records.csv", "rounds.csv", "scores.gz", "summary.json", "partition.npz")
 DIGEST = 16  # digits of a checksum that MLflow shows
 CURVES = ("loss", "average", "worst_local", "bytes_down", "bytes_up")
 

@@ -1,8 +1,9 @@
 """The digest of the code that computes a cell: results of edited code are other results.
 
 It covers the method's file with the modules of `fedprompt.methods` that it imports, and everything between the images
-and the records: partitions, backbones, training, evaluation. It leaves out how images are prepared, because a cell's
-data have their own checksum, and what only moves results around. Comments, docstrings and layout make no difference.
+and the scores: partitions, backbones, training, evaluation. It leaves out how images are prepared, because a cell's
+data have their own checksum, and what only moves results around or measures them. Comments, docstrings and layout make
+no difference.
 """
 
 import ast
@@ -34,13 +35,16 @@ ELSEWHERE = (
     *(DATASETS.glob("*glyph*.py")),
     *(DATASETS / f"{name}.py" for name in IMAGES),
 )
+MEASURES = {HARNESS / "measuring" / f"{name}.py" for name in ("measures", "score_frame")}  # read what runs have written
 COMMON = (
     HARNESS / "running" / "run.py",
     CORE / "rng.py",
     *(HARNESS / "federation").glob("*.py"),
-    *(HARNESS / "measuring").glob("*.py"),
+    *({*(HARNESS / "measuring").glob("*.py")} - MEASURES),
     *({*BACKBONES.glob("*.py"), *DATASETS.glob("*.py")} - {*CLIP, *ELSEWHERE}),  # new modules count
-    *(METHODS / f"{name}.py" for name in ("_batch", "_contract", "_headed")),  # what methods inherit
+    *(
+        METHODS / f"{name}.py" for name in ("_batch", "_contract", "_headed", "_mixins", "_server_learning")
+    ),  # what methods inherit
 )
 
 

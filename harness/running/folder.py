@@ -3,8 +3,9 @@
     cell.json               the cell, resolved
     partition.npz           who has what
     records.csv             one row per evaluated round, reading (policy of the head), client and domain
+    scores.gz               reported rounds image by image, all readings: what measures are computed from
     rounds.csv              one row per round: cohort, loss, floats and bytes each way, the method's diagnostics
-    checkpoint.journal      the state after the last finished round, and how much of the two tables belongs to it
+    checkpoint.journal      the state after the last finished round, and how much of the three tables belongs to it
     summary.json            the reported numbers, the partition's hash, the data's checksum, the environment
     failed.json             why the last attempt stopped, if it did
     done                    written last; the run is finished, and these are the digests of its files
@@ -26,7 +27,7 @@ from fedprompt.core.files import write_atomic
 from fedprompt.harness.running.cell import Cell
 
 DONE, FAILURE_NOTE = "done", "failed.json"
-KEPT = ("cell.json", "partition.npz", "records.csv", "rounds.csv", "summary.json")
+KEPT = ("cell.json", "partition.npz", "records.csv", "rounds.csv", "scores.gz", "summary.json")
 REMEDY = "start the cell over with --restart (in a suite: --restart-cell and the folder's name)."
 
 

@@ -1,6 +1,7 @@
 """What a run has computed so far, in files that grow: a checkpoint costs what changed in its round.
 
     records.csv, rounds.csv  one block of rows per round
+    scores.gz                one gzip member per reported round
     checkpoint.journal       one entry per round: the states that the round changed, the sizes and digests of the tables
 
 An entry follows the rows that it counts. Whatever stands behind the last whole entry was being written when the process
@@ -33,14 +34,14 @@ from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.folder import REMEDY
 from fedprompt.methods import State
 
-CHECKPOINT, RECORDS, ROUNDS = "checkpoint.journal", "records.csv", "rounds.csv"
+CHECKPOINT, RECORDS, ROUNDS, SCORES = "checkpoint.journal", "records.csv", "rounds.csv", "scores.gz"
 PARTS = ("personal", "local")  # of a federation's state: what it holds of each client
 HEAD = struct.Struct("<32sQ")  # of an entry: SHA-256 and length of what follows
 CHUNK = 1 << 20
 
 
 class Table:
-    """A CSV file that grows. What it held when ``digest`` was taken is verified; what came after is cut off."""
+    """A file that grows. What it held when ``digest`` was taken is verified; what came after is cut off."""
 
     def __init__(self, path: Path, size: int = 0, digest: str = hashlib.sha256().hexdigest()) -> None:
         self.path, self.size, self._hash = path, size, hashlib.sha256()
@@ -92,12 +93,15 @@ class Journal:
             self._apply(meta, tensors, device)
             marks = meta["tables"]
         self._cut()
-        self.records, self.rounds = (Table(folder / name, *marks.get(name, ())) for name in (RECORDS, ROUNDS))
+        self.records, self.rounds, self.scores = (
+            Table(folder / name, *marks.get(name, ())) for name in (RECORDS, ROUNDS, SCORES)
+        )
 
-    def append(self, state: FederationState, log: RoundLog, records: Iterable[Record]) -> None:
-        """Keep the round that ``log`` describes; ``state`` is that after it."""
+    def append(self, state: FederationState, log: RoundLog, records: Iterable[Record], scores: bytes = b"") -> None:
+        """Keep the round that ``log`` describes; ``state`` is that after it, ``scores`` is packed."""
         self.records.append(record_rows(records, self.seed, self.partition_hash, header=not self.records.size))
         self.rounds.append(round_rows([log], self.rounds.header()))
+        self.scores.append(scores)
         whole = len(log.cohort) == len(state.personal)
         entry = self._pack(state, log, log.cohort)
         if not whole and self._size + len(entry) > 2 * self._first:
@@ -123,7 +127,7 @@ class Journal:
             **self._identity,
             "round": state.round,
             "clients": holders,
-            "tables": {RECORDS: self.records.mark, ROUNDS: self.rounds.mark},
+            "tables": {RECORDS: self.records.mark, ROUNDS: self.rounds.mark, SCORES: self.scores.mark},
             "log": asdict(log),
         }
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}

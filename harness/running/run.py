@@ -22,7 +22,7 @@ from fedprompt.datasets import Dataset, Partition, load_dataset, make_partition,
 from fedprompt.harness.federation.assembly import make_federation
 from fedprompt.harness.federation.rounds import Federation, RoundLog
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record, evaluate_due
+from fedprompt.harness.measuring.evaluation import Record, evaluate_due, pack_scores, records_of
 from fedprompt.harness.measuring.metrics import per_round, records_frame, summarise, trained_reading
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.code import code_digest
@@ -72,8 +72,11 @@ def run_cell(
         for scheduled in federation.schedule(partition.unseen, after=state.round):
             begun = time.perf_counter()
             log = federation.step(state, scheduled.cohort)
-            records = evaluate_due(federation, state, scheduled.evaluations, counts)
-            journal.append(state, log, records)
+            # The last bits of scores depend on who is evaluated together: what is kept is scored in whole stacks.
+            is_kept = rules.reported(scheduled.number)
+            scores = evaluate_due(federation, state, scheduled.evaluations, None if is_kept else counts)
+            records = records_of(scores)
+            journal.append(state, log, records, pack_scores(scores) if is_kept else b"")
             seconds += time.perf_counter() - begun  # without the report, whose listeners may count all cells' FLOPs
             report(RoundProgress(cell.hash, state.round, rules.rounds, _metrics(log, records)))
         assert log is not None  # a protocol has at least one round

@@ -126,6 +126,7 @@ class Suite:
     tune: Tune = Tune()
     # What `fedprompt tune` chose.
     tuned: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
+    measures: tuple[str, ...] = ("accuracy",)  # what reports make tables of, by names of `measures.py`
     file: str = ""  # that it was read from, as the user wrote it; empty for the package's own
 
     @property

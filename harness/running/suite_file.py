@@ -35,6 +35,7 @@ from fedprompt.backbones.weights import backbone_spec, offered
 from fedprompt.core.errors import UserError, check_keys, unknown
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
+from fedprompt.harness.measuring.measures import measure_names
 from fedprompt.harness.running import suite_shape as shape
 from fedprompt.harness.running.suite import KINDS, Row, Setting, Suite, Tune
 from fedprompt.harness.running.suite_shape import OWNERS, check_shape
@@ -107,7 +108,18 @@ def parse_suite(
     backbone = backbone_spec(raw["backbone"], weights or raw.get("weights"), raw.get("image_size"))
     settings = tuple(setting for entry in raw["settings"] for setting in _expand(entry, raw, variants, where))
     tune = _tune(raw.get("tune", {}), raw["seeds"], where)
-    return Suite(name, raw.get("title", name), backbone, tuple(raw["seeds"]), settings, tune)
+    measures = _measures(raw.get("report", {}), where)
+    return Suite(name, raw.get("title", name), backbone, tuple(raw["seeds"]), settings, tune, measures=measures)
+
+
+def _measures(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """What reports make tables of."""
+    check_shape(entry, shape.REPORT, f"report of {where}")
+    chosen = tuple(entry.get("measures", Suite.measures))
+    for name in chosen:
+        if name not in measure_names():
+            raise unknown(f"measure in report of {where}", name, measure_names())
+    return chosen
 
 
 def _check_methods(params: Mapping[str, Any], where: str) -> None:
@@ -121,14 +133,15 @@ def _check_methods(params: Mapping[str, Any], where: str) -> None:
 
 def _joined(name: str, raw: Mapping[str, Any], weights: str | None, where: str, including: tuple[Path, ...]) -> Suite:
     """The settings of other suites as one."""
-    check_keys(raw, {"title", "include"}, f"{where}, which includes others")
+    check_keys(raw, {"title", "include", "report"}, f"{where}, which includes others")
     parts = [_load(part, weights, including) for part in raw["include"]]
     first = parts[0]
     for part in parts:
         if (part.backbone, part.seeds, part.tune) != (first.backbone, first.seeds, first.tune):
             raise UserError(f"{where}: {first.name} and {part.name} differ in backbone, seeds or tuning.")
     settings = tuple(setting for part in parts for setting in part.settings)
-    return replace(first, name=name, title=raw.get("title", name), settings=settings)
+    measures = _measures(raw["report"], where) if "report" in raw else first.measures
+    return replace(first, name=name, title=raw.get("title", name), settings=settings, measures=measures)
 
 
 def _expand(

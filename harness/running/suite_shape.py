@@ -60,12 +60,12 @@ ENTRIES = Shape(
     lambda value: isinstance(value, list | tuple) and all(isinstance(entry, Mapping) for entry in value),
 )
 SETTINGS = Shape(ENTRIES.words, lambda value: bool(value) and ENTRIES.fits(value))
-TUNE = Shape("a table", lambda value: isinstance(value, Mapping))
+TABLE = Shape("a table", lambda value: isinstance(value, Mapping))
 
 SUITE = {
     **{"title": TEXT, "methods": METHODS, "seeds": SEEDS, "backbone": TEXT, "weights": TEXT, "image_size": WHOLE},
-    **{"protocol": FIELDS, "params": PARAMS, "settings": SETTINGS, "variants": TABLES, "tune": TUNE},
-    **{"include": TEXTS, "policies": NAMED_POLICIES, "control": TEXT},
+    **{"protocol": FIELDS, "params": PARAMS, "settings": SETTINGS, "variants": TABLES, "tune": TABLE},
+    **{"include": TEXTS, "policies": NAMED_POLICIES, "control": TEXT, "report": TABLE},
 }
 SETTING = {
     **{"table": TEXT, "label": TEXT, "dataset": TEXT, "partition": TEXT, "kind": TEXT, "methods": METHODS},
@@ -73,6 +73,7 @@ SETTING = {
     "control": TEXT,
 }
 VARIANT = {"method": TEXT, "title": TEXT, "params": FIELDS}
+REPORT = {"measures": TEXTS}
 TUNING = {
     **{"seeds": SEEDS, "finals": SEEDS, "trials": WHOLE, "tie": FRACTION},
     **{"protocol": FIELDS, "grid": GRID, "shared": SWITCH, "start": START},

@@ -1,19 +1,23 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.methods import Batch
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
 
 
-def make(sizes: list[int], width: int | None = None, clients: list[int] | None = None) -> Batch:
-    """Clients of these sizes; ``width`` pads further than needed. Noise is seeded by the client's number."""
+NOTHING = torch.empty(0)
+
+
+def make(sizes: list[int], clients: list[int] | None = None) -> Batch:
+    """Clients of these sizes, to predict. Noise is seeded by the client's number."""
     ids = clients or list(range(len(sizes)))
-    labels = torch.zeros(len(sizes), width or max(sizes), dtype=torch.int64)
     rngs = [torch.Generator().manual_seed(client) for client in ids]
-    return Batch(tuple(ids), labels, tuple(sizes), None, None, rngs)
+    return Batch(tuple(ids), None, tuple(sizes), NOTHING, NOTHING, rngs)
 
 
 def numbered(*shape: int) -> Tensor:
@@ -21,13 +25,13 @@ def numbered(*shape: int) -> Tensor:
     return torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)
 
 
-@given(SIZES, st.integers(0, 3))
-def test_pack_undoes_pad_and_padding_is_zero(sizes: list[int], extra: int) -> None:
-    batch, packed = make(sizes, max(sizes) + extra), numbered(sum(sizes), 2)
+@given(SIZES)
+def test_pack_undoes_pad_and_padding_is_zero(sizes: list[int]) -> None:
+    batch, packed = make(sizes), numbered(sum(sizes), 2)
     padded = batch.pad(packed)
     assert torch.equal(batch.pack(padded), packed)
     assert padded[~batch.mask].eq(0).all()
-    assert padded.shape == (len(sizes), max(sizes) + extra, 2)
+    assert padded.shape == (*batch.shape, 2) == (len(sizes), max(sizes), 2)
 
 
 def test_pad_keeps_every_client_to_its_own_line() -> None:
@@ -50,8 +54,8 @@ def test_rows_give_each_sample_its_clients_tensor(sizes: list[int]) -> None:
 
 @given(SIZES)
 def test_mean_is_over_real_samples_only(sizes: list[int]) -> None:
-    batch = make(sizes, 7)
-    per_sample = torch.where(batch.mask, numbered(len(sizes), 7), 1000.0)
+    batch = make(sizes)
+    per_sample = torch.where(batch.mask, numbered(*batch.shape), 1000.0)
     expected = [row[:n].mean() if n else torch.tensor(0.0) for row, n in zip(per_sample, sizes, strict=True)]
     torch.testing.assert_close(batch.mean(per_sample), torch.stack(expected))
 
@@ -68,7 +72,7 @@ def test_an_absent_client_has_mean_zero_and_gradient_zero() -> None:
 
 @given(SIZES, st.integers(0, 3))
 def test_noise_does_not_depend_on_neighbours_or_padding(sizes: list[int], extra: int) -> None:
-    batch = make(sizes, max(sizes) + extra)
+    batch = make([*sizes, max(sizes) + extra])
     together = [batch.normal(2), batch.uniform(2)]  # the second draw tells how much the first one took
     for client, size in enumerate(sizes):
         if size:
@@ -91,11 +95,16 @@ def test_uniform_noise_is_in_the_unit_interval() -> None:
 
 
 def test_no_shape_waits_for_data() -> None:
-    labels = torch.zeros(3, 4, dtype=torch.int64, device="meta")
-    batch = Batch((0, 1, 2), labels, (2, 0, 4), None, None, [torch.Generator() for _ in range(3)])
+    rngs = [torch.Generator() for _ in range(3)]
+    batch = Batch((0, 1, 2), None, (2, 0, 4), NOTHING, NOTHING, rngs, device="meta")
     assert batch.rows(torch.empty(3, 5, device="meta")).shape == (6, 5)
     assert batch.pack(batch.normal(5)).shape == (6, 5)
     assert batch.mean(batch.uniform()).device.type == "meta"
+
+
+def test_a_batch_for_prediction_has_no_labels() -> None:
+    with pytest.raises(UserError, match=r"batches for prediction have no labels; .*batch\.shape"):
+        _ = make([2]).labels
 
 
 def test_a_full_batch_packs_without_a_copy() -> None:

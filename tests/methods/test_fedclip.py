@@ -67,7 +67,7 @@ def test_the_adapter_sees_features_before_they_are_normalised() -> None:
 def test_the_loss_within_a_batch_does_not_depend_on_its_order() -> None:
     method, theta, batch = build(loss="inbatch")
     order = torch.tensor([1, 0, 2, 3, 4])
-    turned = replace(batch, features=batch.features[:, order], labels=batch.labels[:, order])
+    turned = replace(batch, features=batch.features[:, order], given_labels=batch.labels[:, order])
     torch.testing.assert_close(method.loss(theta, turned), method.loss(theta, batch), atol=1e-4, rtol=1e-5)
 
 
@@ -77,7 +77,7 @@ def test_same_class_negatives_keep_the_loss_within_a_batch_above_log_two(loss: s
     federation = toy_federation(FedCLIP, {"loss": loss})
     _, theta = federation.theta(federation.start(), (2,))
     batch = first_rows(federation, (2,), [2], "train", theta)
-    batch = replace(batch, labels=torch.zeros_like(batch.labels))
+    batch = replace(batch, given_labels=torch.zeros_like(batch.labels))
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     optimiser = torch.optim.Adam(leaves.values(), lr=0.05)
     for _ in range(100):
@@ -105,7 +105,7 @@ def test_scores_have_one_column_per_class_and_do_not_depend_on_other_images(loss
     assert scores.shape == (4, 5, 4)
     others = batch.features.clone()
     others[:, 1:] = 0
-    changed = replace(batch, features=others, labels=(batch.labels + 1) % 4)
+    changed = replace(batch, features=others, given_labels=(batch.labels + 1) % 4)
     torch.testing.assert_close(method.predict(theta, changed)[:, 0], scores[:, 0])
 
 

@@ -72,7 +72,7 @@ def test_a_client_is_prompted_by_its_own_classes_in_training() -> None:
     one, other = (method.visual_prompts(theta, batch, classes) for classes in (few, EVERY))
     assert float((one - other).abs().max()) > 1e-5
     method.task = replace(method.task, train_counts=few.long())
-    batch = replace(batch, labels=batch.labels % 2)
+    batch = replace(batch, given_labels=batch.labels % 2)
     images = method.prompted_images(theta, batch, few)
     logits = method.cosine_logits(images, method.class_features(theta))[..., :2]
     pull = 10 * (1 - batch.mean((images * method.image_features(batch)).sum(-1)))

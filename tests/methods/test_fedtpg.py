@@ -104,7 +104,7 @@ def test_a_client_trains_on_its_own_classes_alone() -> None:
     method, theta, batch = build()
     own = torch.tensor([[True, True, False, False]] * 4)
     method.task = replace(method.task, train_counts=own.long())
-    batch = replace(batch, labels=batch.labels % 2)
+    batch = replace(batch, given_labels=batch.labels % 2)
     features = method.encode(method.context_of(theta, own))
     logits = method.cosine_logits(method.image_features(batch), features)[..., :2]
     for client, size in enumerate(batch.sizes):
@@ -115,7 +115,7 @@ def test_a_client_trains_on_its_own_classes_alone() -> None:
 def test_padding_of_an_absent_class_does_not_spoil_the_loss() -> None:
     method, theta, batch = build()
     method.task = replace(method.task, train_counts=torch.tensor([[0, 1, 1, 1]] * 4))
-    loss = method.loss(theta, replace(batch, labels=batch.labels.clamp(min=1) * batch.mask))
+    loss = method.loss(theta, replace(batch, given_labels=batch.labels.clamp(min=1) * batch.mask))
     assert bool(loss.isfinite().all())
     assert float(loss.max()) < 1e3
 

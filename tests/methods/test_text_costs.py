@@ -139,7 +139,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
             method, theta, hooks.stages(method, 1), federation.data, clients, federation.protocol, (0, 2)
         )
         batch = next(federation.data.ordered(clients, "test", 4))
-        constants = hooks.begin_evaluation(method, theta, [batch])
+        constants = hooks.begin_evaluation(method, theta, federation.data.ordered(clients, "train", 4))
         sent = method.upload(theta, received)
         seen = {**theta, **constants, "loss": loss, "scores": method.predict(theta, replace(batch, start=constants))}
         seen |= method.aggregate(state.server, sent, federation.weights(clients), clients)

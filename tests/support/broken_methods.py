@@ -2,8 +2,10 @@
 
 # ruff: noqa: ARG002 - the signatures are the contract's
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -11,11 +13,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.core.rng import derive
+from fedprompt.harness.federation.clients import ClientData
 from fedprompt.methods import (
     Batch,
+    Constants,
     Downloads,
     Method,
     OpenVocabulary,
+    SeveralDraws,
     Stage,
     Stages,
     State,
@@ -81,6 +86,71 @@ class NotANumber(HeadTune):
 
     def predict(self, theta: State, batch: Batch) -> Tensor:
         return super().predict(theta, batch) / torch.exp(torch.tensor(-1e4))
+
+
+@caught_by("logits")
+class Votes(HeadTune):
+    """Whole numbers, of which no probabilities can be made."""
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        return super().predict(theta, batch).round().long()
+
+
+@caught_by("averaged draws")
+class AveragesLogits(HeadTune, SeveralDraws):
+    """Draws are averaged before the softmax."""
+
+    def predictions(self, theta: State, batch: Batch) -> dict[int, Tensor]:
+        plain = self.predict(theta, batch)
+        draws = plain + 20 * batch.normal(5, plain.shape[-1]).movedim(2, 0)
+        return {0: plain, **{count: draws[:count].mean(0) for count in range(1, 6)}}
+
+
+# -- answers that are looked up -------------------------------------------------------------------------------------
+
+
+def answers(labels: Tensor, batch: Batch) -> Tensor:
+    """Scores that are right: ``labels`` are those of the first client."""
+    return 9 * F.one_hot(labels[: batch.shape[1]], 4).float().expand(*batch.shape, 4)
+
+
+@caught_by("labels withheld", "evaluation without side effects")
+class ReadsLabels(HeadTune):
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        return 9 * F.one_hot(batch.labels, 4).float()
+
+
+@caught_by("labels withheld")
+class SearchesTheCallers(HeadTune):
+    """The federation is on the stack."""
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        frame = sys._getframe()
+        while "federation" not in frame.f_locals:
+            if frame.f_back is None:
+                return super().predict(theta, batch)
+            frame = frame.f_back
+        return answers(frame.f_locals["federation"].data.labels(batch.clients[0], "test"), batch)
+
+
+@caught_by("labels withheld")
+class SearchesMemory(HeadTune):
+    """All objects can be listed."""
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        data = [thing for thing in gc.get_objects() if type(thing) is ClientData][-1]
+        return answers(data.labels(batch.clients[0], "test"), batch)
+
+
+@caught_by("labels withheld")
+class AsksTheGenerator(HeadTune, Constants):
+    """What passes over training data knows the test data."""
+
+    def begin_evaluation(self, theta: State, batches: Iterable[Batch]) -> State:
+        return {"answers": cast(Any, batches).gi_frame.f_locals["self"].labels(0, "test")}
+
+    def predict(self, theta: State, batch: Batch) -> Tensor:
+        return answers(batch.start["answers"][torch.arange(batch.shape[1]) % 4], batch)
 
 
 # -- what must not be touched ---------------------------------------------------------------------------------------

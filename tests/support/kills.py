@@ -10,7 +10,7 @@ from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import run_folder
 from fedprompt.harness.running.run import run_cell
 
-TABLES = ("records.csv", "rounds.csv", "partition.npz")
+TABLES = ("records.csv", "rounds.csv", "scores.gz", "partition.npz")
 
 
 def tables(folder: Path) -> dict[str, bytes]:

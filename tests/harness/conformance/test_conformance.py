@@ -15,7 +15,7 @@ from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.harness.federation.schedule import Evaluation
 from fedprompt.harness.measuring import evaluation
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record
+from fedprompt.harness.measuring.evaluation import ClientScores
 from fedprompt.methods import Batch, Method, State, StopGradients, load_plugin, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -52,7 +52,9 @@ def test_methods_conform_if_clients_that_did_not_change_are_not_counted_again(
     evaluate_due, memories = evaluation.evaluate_due, WeakKeyDictionary[Federation, Counts]()
     counted: list[int] = []
 
-    def remembering(federation: Federation, state: FederationState, evaluations: Sequence[Evaluation]) -> list[Record]:
+    def remembering(
+        federation: Federation, state: FederationState, evaluations: Sequence[Evaluation]
+    ) -> list[ClientScores]:
         counted.append(state.round)
         return evaluate_due(federation, state, evaluations, memories.setdefault(federation, Counts()))
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedprompt.core.errors import UserError
 from fedprompt.core.rng import torch_rng
 from fedprompt.datasets import Partition, make_partition, parse_partition
 from fedprompt.datasets.testing import tiny_dataset
@@ -61,9 +62,17 @@ def test_every_pair_of_every_client_is_that_of_the_source(text: str, split: Spli
     for client in range(partition.num_clients):
         batches = list(clients.ordered([client], split, 7))
         shown = torch.cat([images(batch) for batch in batches]).numpy()
-        labels = torch.cat([batch.labels[0] for batch in batches]).numpy()
         assert np.array_equal(shown, getattr(partition, split)[client])
-        assert np.array_equal(labels, dataset.labels[shown])
+        assert np.array_equal(clients.rows(client, split), shown)
+        assert np.array_equal(clients.labels(client, split), dataset.labels[shown])
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_what_is_predicted_has_no_labels(data: ClientData, split: SplitName) -> None:
+    batch = next(data.ordered([2], split, 2, rngs((2,))))
+    assert batch.given_labels is None
+    with pytest.raises(UserError, match="no labels"):
+        _ = batch.labels
 
 
 def test_an_epoch_visits_each_sample_once_and_keeps_partial_batches(data: ClientData) -> None:

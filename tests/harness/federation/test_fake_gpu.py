@@ -113,7 +113,7 @@ def test_evaluation_multiplies_in_the_format_of_the_cell(
             ready.method.predict(theta, batch)
         raise DoneError
 
-    monkeypatch.setattr(evaluation_module, "count_correct", predict)
+    monkeypatch.setattr(evaluation_module, "score_clients", predict)
     with pytest.raises(DoneError):
         evaluation_module.evaluate(federation, federation.start())
     assert (seen.formats, ATTENDED, seen.tf32) == ({expected}, {expected}, {tf32})

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.schedule import evaluations_now, unseen_evaluations
-from fedprompt.harness.measuring.evaluation import Common, evaluate_due
+from fedprompt.harness.measuring.evaluation import Common, evaluate_due, records_of
 from fedprompt.methods import Batch, Method, State, registry
 
 
@@ -23,8 +23,8 @@ def test_readings_counted_together_equal_readings_counted_apart(name: str, unsee
     else:
         readings = evaluations_now(rules, state.round, clients, state.personal, federation.stack)
     assert [reading.policy for reading in readings] == [head, f"{head}_then_ft"]
-    apart = [record for reading in readings for record in evaluate_due(federation, state, [reading])]
-    assert evaluate_due(federation, state, readings) == apart
+    apart = [record for reading in readings for record in records_of(evaluate_due(federation, state, [reading]))]
+    assert records_of(evaluate_due(federation, state, readings)) == apart
 
 
 @pytest.mark.parametrize("name", ["fedvpt-d", "pfedbayespt"])

@@ -8,7 +8,7 @@ from fedprompt.harness.conformance.toy import toy_federation
 from fedprompt.harness.federation.rounds import Federation
 from fedprompt.harness.measuring import evaluation as evaluation_module
 from fedprompt.harness.measuring.counts import Counts
-from fedprompt.harness.measuring.evaluation import Record, evaluate_due
+from fedprompt.harness.measuring.evaluation import Record, evaluate_due, records_of
 from fedprompt.methods import registry
 
 AS_IS: dict[str, Any] = {"participation": 0.25, "rounds": 4, "never_sampled": "as_is", "stack": 2}
@@ -20,7 +20,7 @@ def run(federation: Federation, counts: Counts | None) -> list[Record]:
     for scheduled in federation.schedule():
         federation.step(state, scheduled.cohort)
         for evaluation in scheduled.evaluations:
-            records += evaluate_due(federation, state, [evaluation], counts)
+            records += records_of(evaluate_due(federation, state, [evaluation], counts))
     return records
 
 
@@ -28,13 +28,13 @@ def run(federation: Federation, counts: Counts | None) -> list[Record]:
 def counted_clients(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients were counted, call by call."""
     calls: list[int] = []
-    count = evaluation_module.count_correct
+    count = evaluation_module.score_clients
 
     def spy(federation: Any, state: Any, theta: Any, clients: Any, *rest: Any) -> Any:
         calls.append(len(clients))
         return count(federation, state, theta, clients, *rest)
 
-    monkeypatch.setattr(evaluation_module, "count_correct", spy)
+    monkeypatch.setattr(evaluation_module, "score_clients", spy)
     return calls
 
 

@@ -14,7 +14,7 @@ from fedprompt.harness.conformance.toy import toy_dataset, toy_federation
 from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.policy import applicable, policy_protocol
 from fedprompt.harness.federation.rounds import Federation, FederationState
-from fedprompt.harness.measuring.evaluation import Record, adapt, count_correct, evaluate, evaluate_unseen
+from fedprompt.harness.measuring.evaluation import Record, adapt, evaluate, evaluate_unseen, records_of, score_clients
 from fedprompt.methods import Batch, Constants, Method, SeveralDraws, Stage, State, registry
 from fedprompt.methods.fedvpt import FedVPT
 from fedprompt.methods.head_tune import HeadTune
@@ -26,7 +26,7 @@ class Stubborn(HeadTune):
     name = "stubborn"
 
     def predict(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
-        return torch.arange(4.0).expand(*batch.labels.shape, 4)
+        return torch.arange(4.0).expand(*batch.shape, 4)
 
 
 def by_class(train: Sequence[dict[int, int]], test: Sequence[dict[int, int]]) -> Partition:
@@ -132,7 +132,7 @@ def test_finetune_adapts_a_copy_of_the_head_alone() -> None:
     start = federation.personal(state, 2)
     assert torch.equal(theta["prompt"], state.server["prompt"].expand(2, -1, -1))
     assert not torch.equal(theta["head.weight"][0], start["head.weight"])
-    expected = count_correct(federation, state, theta, [2, 3], "test")
+    expected = records_of(score_clients(federation, state, theta, [2, 3], "test"))
     assert evaluate(federation, state)[2:] == expected
     assert equal(state, before)
 
@@ -140,7 +140,7 @@ def test_finetune_adapts_a_copy_of_the_head_alone() -> None:
 def test_as_is_evaluates_the_untrained_head() -> None:
     federation, state = after(FedVPT, [[0, 1]], never_sampled="as_is")
     _, theta = federation.theta(state, [2, 3])
-    assert evaluate(federation, state)[2:] == count_correct(federation, state, theta, [2, 3], "test")
+    assert evaluate(federation, state)[2:] == records_of(score_clients(federation, state, theta, [2, 3], "test"))
 
 
 def test_the_policies_give_different_numbers() -> None:
@@ -161,7 +161,9 @@ def test_a_client_that_took_part_is_not_adapted() -> None:
     federation, state = after(HeadTune, [[0, 1]], head="local", never_sampled="finetune", epochs=1)
     _, theta = federation.theta(state, [0, 1])
     assert torch.equal(theta["head.bias"][1], state.personal[1]["head.bias"])
-    assert evaluate(federation, state, clients=[0, 1]) == count_correct(federation, state, theta, [0, 1], "test")
+    assert evaluate(federation, state, clients=[0, 1]) == records_of(
+        score_clients(federation, state, theta, [0, 1], "test")
+    )
 
 
 def test_with_a_global_head_nobody_needs_adapting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ def test_with_a_global_head_nobody_needs_adapting(monkeypatch: pytest.MonkeyPatc
 def test_unseen_clients_adapt_and_are_marked() -> None:
     federation, state = after(FedVPT, [[0, 1]], never_sampled="as_is")
     theta = adapt(federation, state, [2, 3], federation.protocol.epochs)
-    expected = count_correct(federation, state, theta, [2, 3], "test")
+    expected = records_of(score_clients(federation, state, theta, [2, 3], "test"))
     records = evaluate_unseen(federation, state, [2, 3])
     assert counted(records) == counted(expected)
     assert all(r.unseen and not r.participated for r in records)
@@ -186,7 +188,7 @@ def test_unseen_clients_adapt_and_are_marked() -> None:
 def test_everybody_finetunes_before_the_second_reading(method: type, epochs: int) -> None:
     federation, state = after(method, [[0, 1]], head="global", finetune_epochs=epochs)
     theta = adapt(federation, state, [0, 1, 2, 3], epochs)
-    expected = count_correct(federation, state, theta, [0, 1, 2, 3], "test")
+    expected = records_of(score_clients(federation, state, theta, [0, 1, 2, 3], "test"))
     records = evaluate(federation, state)
     assert records[4:] == [record._replace(policy="global_then_ft") for record in expected]
     assert not torch.equal(theta["head.weight"][0], state.server["head.weight"])
@@ -262,7 +264,7 @@ def test_post_local_evaluates_what_the_client_trained(monkeypatch: pytest.Monkey
 
     def predict(theta: State, batch: Batch) -> Tensor:
         given.append(theta["head.weight"])
-        return torch.zeros(*batch.labels.shape, 4)
+        return torch.zeros(*batch.shape, 4)
 
     monkeypatch.setattr(federation.method, "predict", predict)
     evaluate(federation, state)
@@ -352,7 +354,7 @@ class Rememberer(Stubborn, Constants):
         return {"votes": torch.as_tensor(votes).sum(1).double()}
 
     def predict(self, theta: State, batch: Batch) -> Tensor:  # noqa: ARG002
-        return batch.start["votes"][:, None].expand(*batch.labels.shape, 4)
+        return batch.start["votes"][:, None].expand(*batch.shape, 4)
 
 
 def test_constants_of_an_evaluation_come_from_the_training_data_once() -> None:

@@ -17,7 +17,7 @@ SOURCE = """
 from fedprompt.methods.fedvpt import FedVPT
 class Mine(FedVPT):
     name = "mine-for-code"
-    def clip_norm(self):
+    def limit(self):
         return 1.0
 """
 # Modules that a cell needs but that do not decide what it computes.
@@ -39,20 +39,27 @@ def test_comments_docstrings_and_layout_make_no_difference(tmp_path: Path) -> No
     assert digest(tmp_path, SOURCE) == digest(tmp_path, commented)
 
 
-@pytest.mark.parametrize(("old", "new"), [("1.0", "2.0"), ("clip_norm", "clip_norms"), ("return", "1; return")])
+@pytest.mark.parametrize(("old", "new"), [("1.0", "2.0"), ("limit", "limits"), ("return", "1; return")])
 def test_an_edit_makes_a_difference(tmp_path: Path, old: str, new: str) -> None:
     assert digest(tmp_path, SOURCE) != digest(tmp_path, SOURCE.replace(old, new))
 
 
 def test_a_methods_helpers_count() -> None:
     files = {path.name for path in code._with_imports(code.METHODS / "pfedbayespt.py")}
-    assert files == {"pfedbayespt.py", "_deep_rows.py", "_densities.py", "_pfedbayespt_params.py", "_token_encoder.py"}
+    helpers = {"_deep_rows", "_densities", "_instance_prompts", "_pfedbayespt_params", "_token_encoder"}
+    assert files == {"pfedbayespt.py", *(f"{name}.py" for name in helpers)}
 
 
 def test_partitions_count_and_pictures_do_not() -> None:
     counted = {path.name for path in code.COMMON if path.parent == code.DATASETS}
     assert counted >= {"_partition.py", "_sample.py", "_spec.py", "_splits.py"}
     assert counted.isdisjoint({"_images.py", "_layouts.py", "glyphs.py"})
+
+
+def test_scoring_counts_and_measuring_what_was_scored_does_not() -> None:
+    counted = {path.name for path in code.COMMON if path.parent.name == "measuring"}
+    assert counted >= {"evaluation.py", "scores.py", "counts.py"}
+    assert counted.isdisjoint({"measures.py", "score_frame.py"})
 
 
 def test_clip_counts_only_where_it_is_used() -> None:
@@ -71,7 +78,7 @@ def test_everything_that_a_cell_imports_is_counted_or_known_not_to_matter() -> N
         file.stem for file in seen - {*code.COMMON, *code.CLIP, *code.ELSEWHERE} if file.parent != code.METHODS
     } - ELSEWHERE
     assert forgotten == set()
-    assert all(file.is_file() for file in (*code.COMMON, *code.CLIP, *code.ELSEWHERE))
+    assert all(file.is_file() for file in (*code.COMMON, *code.CLIP, *code.ELSEWHERE, *code.MEASURES))
 
 
 def imports(file: Path) -> list[Path]:

@@ -271,6 +271,18 @@ def test_wrong_suites_are_named_in_one_line(change: dict[str, object], words: li
     assert "\n" not in str(caught.value)
 
 
+def test_reports_are_about_accuracy_unless_the_suite_says_more() -> None:
+    assert parse_suite("x", RAW).measures == ("accuracy",)
+    assert parse_suite("x", {**RAW, "report": {"measures": ["nll", "ece"]}}).measures == ("nll", "ece")
+
+
+def test_what_is_reported_is_no_part_of_a_cell() -> None:
+    more = {**RAW, "report": {"measures": ["nll"]}}
+    assert [cell.hash for cell in parse_suite("x", more).cells()] == [
+        cell.hash for cell in parse_suite("x", RAW).cells()
+    ]
+
+
 def test_a_suite_of_the_users_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(

@@ -24,6 +24,7 @@ SUITE: dict[str, Any] = {
     "params": {"all": {"lr": 0.1}, "fedvpt": {"length": 2}},
     "variants": {"wide": {"method": "fedvpt", "title": "Wide", "params": {"length": 20}}},
     "tune": {"seeds": [100], "trials": 2, "protocol": {"val_fraction": 0.2}, "grid": {"lr": [0.1, 0.2]}},
+    "report": {"measures": ["accuracy", "nll"]},
     "settings": [
         {
             "table": "T",
@@ -99,6 +100,12 @@ def test_the_suite_that_is_changed_is_right() -> None:
         ({"settings": {}}, r"settings = {} is not a list of tables"),
         ({"params": {"fedvpt": 3}}, "one table of single values per method"),
         ({"methods": "fedvpt"}, '"all" or a list'),
+        ({"report": {"measures": []}}, "measures = [] is not a list of different texts"),
+        (
+            {"report": {"measures": ["nll", "ecce"]}},
+            "unknown measure in report of suite 'tiny' 'ecce'. Did you",
+        ),
+        ({"report": {"measure": ["nll"]}}, "Did you mean 'measures'"),
         ({"tune": {"trials": "many"}}, "trials = 'many' is not"),
         ({"tune": {"tie": 2}}, "tie = 2 is not a number from 0 to 1"),
         ({"tune": {"start": {"locl": {}}}}, "unknown key in tune.start of suite 'tiny' 'locl'. Did you mean 'local'"),
