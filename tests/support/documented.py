@@ -32,7 +32,13 @@ STANDS_FOR = {  # what a reader puts in place of a word in capitals
     "...": "",
 }
 OWN = {"methods": {"fedvpt-prox"}, "suites": {"mine.toml"}, "data": {"pets"}}  # of a plugin, or of the reader
-ELSEWHERE = {"--data-root": "data", "--root": "data", "--storage": "a database", "--tracking-uri": "a server"}
+ELSEWHERE = {
+    "--data-root": "data",
+    "--root": "data",
+    "folder:PATH": "images",
+    "--storage": "a database",
+    "--tracking-uri": "a server",
+}
 ELSEWHERE |= {
     "cuda": "a GPU",
     "cuda:0,cuda:1,cuda:2,cuda:3": "GPUs",
