@@ -30,7 +30,7 @@ ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 $(STAMP): pyproject.toml constraints.txt
 	@if test -f "$(VENV)/pyvenv.cfg" && ! "$(BIN)/python" -c "$(ENOUGH)" 2>/dev/null; then \
-	  echo "$(VENV) has no working Python of 3.11 or newer; it is made anew"; rm -f "$(BIN)/python"; fi
+	  echo "$(VENV) has no working Python of 3.11 or newer; it is created again"; rm -f "$(BIN)/python"; fi
 	@test -x "$(BIN)/python" || $(PYTHON) -c "$(ENOUGH)" || { \
 	  echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo not there);" \
 	    "name another: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11" >&2; exit 1; }

@@ -24,7 +24,7 @@ from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
 from fedprompt.core.untrusted import read_table
 
-INSTALL = "pip install 'fedprompt-bench[clip]'"
+INSTALL = "from the checkout: pip install -e '.[clip]'"
 QUICK = "-quickgelu"
 HUGGING_FACE = ("hf_model_name", "hf_tokenizer_name")  # keys of a text tower that is not open_clip's own
 

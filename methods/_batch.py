@@ -27,7 +27,7 @@ class Batch:
     sizes: tuple[int, ...]  # real samples of each client; what follows them in its line is padding
     images: Tensor  # (n, 3, h, w) uint8, packed: the n real rows in order; there if the method needs "images"
     features: Tensor  # (K, B, d) frozen CLS features; there if the method needs "features"
-    rngs: Sequence[torch.Generator]  # one per client, so that its noise does not depend on who trains beside it
+    rngs: Sequence[torch.Generator]  # one per client, so that its noise does not depend on who trains with it
     stage: str = "train"
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
     # (n, depth, 1+M, d), packed: tokens entering blocks without prompts; there if the method needs "layer inputs"

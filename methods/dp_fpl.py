@@ -1,6 +1,6 @@
 """DP-FPL: a shared and a private context, added; what a client's images say about either is clipped and noised.
 
-The private context is split anew in every step into a product of two small factors and a constant rest. Noise goes to
+The private context is split again in every step into a product of two small factors and a constant rest. Noise goes to
 the gradients of the small factors, where less of it is needed, and from them to the private context.
 """
 

@@ -1,4 +1,4 @@
-"""Federated adapters: a small bottleneck beside every frozen block, averaged. A control without prompts."""
+"""Federated adapters: a small bottleneck next to every frozen block, averaged. A control without prompts."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

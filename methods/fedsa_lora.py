@@ -80,7 +80,7 @@ class FedSALora(HeadedMethod, UnseenClients):
         return batch.pad(self.backbone.cls(batch.images, block_pass=block_pass))
 
     def unseen_stages(self, epochs: int) -> Sequence[Stage]:
-        """What is private starts anew: the second factor, with the client's own head if it has one."""
+        """What is private starts from its first draw: the second factor, with the client's own head if it has one."""
         head = [name for name in ("head.weight", "head.bias") if self.local_head]
         private = [name for name in ("down", "up") if name not in SHARED[self.params.share]]
         rates = self.rates()

@@ -1,4 +1,4 @@
-"""pFedMMA: adapters beside the later blocks of both towers meet in one small layer, the only one that is averaged."""
+"""pFedMMA: adapters next to the later blocks of both towers meet in one small layer, the only one that is averaged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,14 +93,14 @@ class PFedMMA(TextMethod, StopGradients):
         clients = len(theta["shared.bias"])
         no_context = text.positions.new_empty(clients, 0, text.width)
 
-        def beside(index: int, normed: Tensor) -> Tensor:
+        def adapted(index: int, normed: Tensor) -> Tensor:
             return self.added(theta, "text", index, normed)
 
-        features: Tensor = text(self.prompts, no_context, beside)
+        features: Tensor = text(self.prompts, no_context, adapted)
         return features
 
     def adapted_images(self, theta: State, batch: Batch) -> Tensor:
-        """Image features beside the client's adapters, (K, B, d)."""
+        """Image features with the client's adapters, (K, B, d)."""
 
         def block_pass(index: int, block: Any, tokens: Tensor, rows: int) -> Tensor:
             added = self.added(theta, "image", index, batch.pad(block.norm1(tokens[:, :rows])))

@@ -1,6 +1,6 @@
 """pFedMoAP: a client's own context and the contexts of its nearest clients are experts; attention mixes them per image.
 
-A client's first visit is PromptFL's. From then on the server sends it, beside the mean, the last uploads that are
+A client's first visit is PromptFL's. From then on the server sends it, with the mean, the last uploads that are
 nearest to its own, as fixed experts. The gate that mixes their class features never leaves the client.
 """
 

@@ -1,6 +1,6 @@
 """pFedPrompt: the shared context of PromptFL, and at prediction each client's own images as a memory. A reconstruction.
 
-The memory is never stored and never sent: it is made anew from the client's training images for each evaluation.
+The memory is never stored and never sent: it is rebuilt from the client's training images for each evaluation.
 """
 
 from collections.abc import Iterable

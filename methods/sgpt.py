@@ -63,7 +63,7 @@ class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
         return keys if self.params.unit_keys else torch.cat([draw[:1], keys[1:]])
 
     def first_shared(self) -> Tensor:
-        """Zeros, or with `tokens` the means of the tokens they stand beside; the draw is then one of its own."""
+        """Zeros, or with `tokens` the means of the tokens next to which they stand; these have their own draw."""
         shape = (self.shared_tokens, self.backbone.width)
         if self.params.init != "tokens":
             return torch.zeros(shape)

@@ -54,7 +54,7 @@ def test_an_environment_of_an_old_python_is_made_anew(tmp_path: Path, old_python
     old_python.rename(environment / "bin" / "python")
     done = setup(new_python, environment)
     assert done.returncode == 0, done.stderr
-    assert "it is made anew" in done.stdout
+    assert "it is created again" in done.stdout
     assert "-m venv --clear" in (tmp_path / "calls").read_text()
     assert (environment / ".fedprompt-checkout").read_text() == str(ROOT)
 

@@ -33,7 +33,7 @@ SECTIONS = ("What the tables say", "Tuned values")  # whose sentences the whole 
 
 
 def renew(page: str, root: Path) -> str:
-    """The Markdown of ``page`` with all that is marked written anew from the folders below ``root``."""
+    """The Markdown of ``page`` with all that is marked written again from the folders below ``root``."""
     page = MARKED.sub(lambda found: found[1] + excerpt(root / found[2], _wishes(found[3])) + found[5], page)
     page = ANSWERED.sub(lambda found: found[1] + answers(root / found[2]) + found[4], page)
     return SURVEYED.sub(lambda found: found[1] + overview(_folders(root, found[2])) + found[4], page)

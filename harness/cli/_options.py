@@ -112,9 +112,7 @@ def add_environment(parser: Parser) -> None:
         metavar="GB",
         help="of a GPU, to keep a data set's images if they fit",
     )
-    parser.add_argument(
-        "--evaluate-all", action="store_true", help="count clients anew in every evaluation, changed or not"
-    )
+    parser.add_argument("--evaluate-all", action="store_true", help="evaluate every client every time, changed or not")
 
 
 def load_plugins(args: Namespace) -> None:

@@ -59,7 +59,7 @@ def bench(args: Namespace) -> int:
     shown = still_holds(suite, options.tracking_uri(args), args.out)
     if shown is not None:
         print(shown, end="")
-        print(f"Nothing new since then; `fedprompt report {suite.argument}` writes the report anew.")
+        print(f"Nothing new since then; `fedprompt report {suite.argument}` writes the report again.")
     else:
         from fedprompt.harness.report.write import write_report
 

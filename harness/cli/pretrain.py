@@ -1,4 +1,4 @@
-"""`fedprompt pretrain`: an embedded backbone, trained anew."""
+"""`fedprompt pretrain`: an embedded backbone, trained from scratch."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -15,7 +15,7 @@ EXAMPLES = ("pretrain --out m.safetensors", "pretrain micro-clip --out c.safeten
 
 
 def add(commands: "Commands") -> None:
-    parser = add_command(commands, "pretrain", pretrain, "train an embedded backbone anew", EXAMPLES)
+    parser = add_command(commands, "pretrain", pretrain, "train an embedded backbone from scratch", EXAMPLES)
     parser.add_argument(
         "backbone", nargs="?", default="micro-vit", choices=("micro-vit", "micro-clip"), help="micro-vit is the default"
     )

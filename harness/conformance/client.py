@@ -117,15 +117,15 @@ def padding_and_neighbours(method: type[Method], params: Params) -> None:
     with double_precision():
         federation, state = after_rounds(method, params, 1)
         alone = _seen(federation, state, (3,), (5,))
-        close(alone, _seen(federation, state, (3, 0), (5, 8)), "padded beside a larger client", DOUBLE)
-        close(alone, _seen(federation, state, (1, 3), (0, 5)), "beside a client that has no samples left", DOUBLE)
+        close(alone, _seen(federation, state, (3, 0), (5, 8)), "padded next to a larger client", DOUBLE)
+        close(alone, _seen(federation, state, (1, 3), (0, 5)), "next to a client that has no samples left", DOUBLE)
         # Equal shapes run through equal kernels, so another neighbour may not change a single bit.
         one, other = (_seen(federation, state, (3, client), (5, 8)) for client in (0, 2))
         same_bits(one, other, "with another neighbour of the same size")
 
 
 def _seen(federation: Federation, state: FederationState, clients: Sequence[int], sizes: Sequence[int]) -> State:
-    """Loss, gradients and logits of client 3, whoever is beside it."""
+    """Loss, gradients and logits of client 3, whoever trains with it."""
     method, me = federation.method, clients.index(3)
     _, theta = federation.theta(state, clients)
     seen: State = {}

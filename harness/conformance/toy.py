@@ -60,7 +60,7 @@ def toy_backbone_for(method: type[Method]) -> FrozenViT:
 
 @cache
 def toy_dataset() -> Dataset:
-    """Four classes told apart by where the picture is bright and by its colour, under noise."""
+    """Four classes that differ in where the picture is bright and in its colour, under noise."""
     per_class = 25
     rng = numpy_rng(0, "data", "toy")
     labels = np.repeat(np.arange(CLASSES), per_class)

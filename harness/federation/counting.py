@@ -1,4 +1,4 @@
-"""Counting FLOPs and the bytes that autograd keeps, on `meta` tensors or beside a real computation."""
+"""Counting FLOPs and the bytes that autograd keeps, on `meta` tensors or during a real computation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -39,7 +39,7 @@ ROUND = 2  # some methods do more from the second round on
 class Cost:
     """One batch of each of ``clients`` clients. Divide FLOPs and bytes saved by ``images`` for those of an image.
 
-    What text costs depends on clients and steps, not on images, and is told apart.
+    What text costs depends on clients and steps, not on images, and is counted separately.
     """
 
     images: int

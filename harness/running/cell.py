@@ -137,6 +137,8 @@ def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Proto
         raise UserError(
             f"policy {policy!r} needs head = {fields['head']!r}, not {protocol.head!r}; leave out one of them."
         )
-    if policy == PAPER and protocol.finetune_epochs:  # asked for beside the paper's reading; a local head refuses it
+    if (
+        policy == PAPER and protocol.finetune_epochs
+    ):  # asked for in addition to the paper's reading; a local head refuses it
         fields["finetune_epochs"] = protocol.finetune_epochs
     return dataclasses.replace(protocol, **fields)

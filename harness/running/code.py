@@ -61,7 +61,7 @@ def _shared(clip: bool) -> list[str]:
 
 
 def _with_imports(file: Path) -> set[Path]:
-    """``file`` and the files of `fedprompt.methods` that it needs, beside those that count for every cell."""
+    """``file`` and the files of `fedprompt.methods` that it needs, besides those that count for every cell."""
     needed, pending = set[Path](), [file]
     while pending:
         file = pending.pop()

@@ -16,7 +16,7 @@ class RunEnvironment:
     device: str = "cpu"  # or several, separated by commas, that the workers of one machine are dealt
     threads: int = 1
     plugins: tuple[str, ...] = ()
-    token_memory: int = 2**30  # bytes of frozen tokens that a process keeps; 0 computes them anew in every pass
+    token_memory: int = 2**30  # bytes of frozen tokens that a process keeps; 0 computes them in every pass
     image_memory: int = 0  # bytes of the device's memory for the images of a data set; 0 copies every batch
     evaluate_all: bool = False  # count every client in every evaluation, also those that have not changed
     gpus_per_cell: float = 1.0  # that a Ray cluster sets aside; cells with a part of one share it

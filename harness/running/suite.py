@@ -39,7 +39,7 @@ class Setting:
     partition: str
     rows: tuple[Row, ...]
     kind: str = "heterogeneity"
-    published: str = ""  # the data set whose printed values are shown beside ours
+    published: str = ""  # the data set whose printed values are shown next to ours
     reference: str = ""  # key of the row that an ablation's differences are taken from
     control: str = ""  # key of the row that all gains are taken over; none means no prompt under the same policy
     reference_method: str = ""  # that row's method, where the row itself was left out by a selection
@@ -116,7 +116,7 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Suite:
-    """Expanded to cells once, at first use; a changed copy (`dataclasses.replace`) is expanded anew."""
+    """Expanded to cells once, at first use; a changed copy (`dataclasses.replace`) is expanded again."""
 
     name: str
     title: str

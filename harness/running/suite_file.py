@@ -14,7 +14,7 @@ backbone = "micro-vit"   weights = "..." (optional)      image_size = 32 (option
                          (one list per placeholder), label (of the column; default: the placeholders' values),
                          methods, policies, control,
                          kind (heterogeneity, unseen, ablation, vsweep, or novel, target for what nobody trains on),
-                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown beside, those of
+                         published = "DomainNet" or "clip/DomainNet" (whose printed values are shown next to ours: of
                          the ViT paper or of the CLIP paper), reference (of an ablation),
                          [settings.protocol] and [settings.params.METHOD] for these cells
 include = ["...", ...]   instead of settings: those of other suites, with the same backbone and seeds

@@ -30,7 +30,7 @@ def test_the_second_time_they_come_from_disk(
     backbone: FrozenViT, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     first = cached_features(backbone, toy_dataset())
-    assert len(cached_files(own_cache)) == 1  # and nothing half-written beside it
+    assert len(cached_files(own_cache)) == 1  # and nothing half-written next to it
     monkeypatch.setattr(features, "frozen_features", None)
     assert torch.equal(cached_features(backbone, toy_dataset()), first)
 

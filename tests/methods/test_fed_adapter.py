@@ -43,7 +43,7 @@ def test_payload_is_the_adapters_and_never_a_local_head() -> None:
 
 
 def test_without_sharing_it_is_local_training() -> None:
-    """One client that trains alone for two rounds ends where it ends beside others."""
+    """One client that trains alone for two rounds ends where it ends among others."""
     ends = []
     for cohort in (ALL, (1,)):
         federation = toy_federation(FedAdapter, {"share": "none", "lr": 0.1})

@@ -82,7 +82,7 @@ def dp_fpl(case: Case, alter: Alter) -> Differences:
 
 
 def fedmgp(case: Case, alter: Alter) -> Differences:
-    """Groups of a client with the server's slots in their places. Steps by hand: the end of a stage draws anew."""
+    """Groups of a client with the server's slots in their places. Steps by hand: the end of a stage draws again."""
     ours, names = lab(case, alter), list(case.json("rates"))
     theta, batch, sgd = weights_of(case), ours.batch(), case.json("sgd")
     loss, grads = ours.gradients(theta, batch, names)

@@ -112,7 +112,7 @@ class Noise(FedVPT):
 
 
 class Proximal(FedVPT, Downloads):
-    """The server sends a constant beside the prompt: more comes down than goes up."""
+    """The server sends a constant with the prompt: more comes down than goes up."""
 
     def download(self, server: State, clients: Sequence[int]) -> State:
         sent = super().download(server, clients)

@@ -90,7 +90,7 @@ def _cluster() -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise UserError("executor 'ray' needs the extra: pip install 'fedprompt-bench[ray]'.") from error
+        raise UserError("executor 'ray' needs the extra; in the checkout: pip install -e '.[ray]'.") from error
     connected = ray.is_initialized()
     if not connected:
         _require_answer(os.environ.get("RAY_ADDRESS", ""))

@@ -168,7 +168,7 @@ def _submitter(folder: Path, parameters: Mapping[str, Any]) -> "Submitter":
     try:
         import submitit
     except ImportError as error:
-        raise UserError("executor 'slurm' needs the extra: pip install 'fedprompt-bench[slurm]'.") from error
+        raise UserError("executor 'slurm' needs the extra; in the checkout: pip install -e '.[slurm]'.") from error
     missing = [program for program in ("sbatch", "srun", "squeue", "scancel") if not shutil.which(program)]
     if missing:
         raise UserError(f"no {', '.join(missing)} on the path; run the command on a node of a Slurm cluster.")

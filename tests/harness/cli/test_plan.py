@@ -1,4 +1,4 @@
-"""`fedprompt plan`: what it says beside the tables."""
+"""`fedprompt plan`: what it says besides the tables."""
 
 from pathlib import Path
 

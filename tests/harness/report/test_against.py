@@ -1,4 +1,4 @@
-"""Your run beside a published one, on edited copies of the embedded suite's reference."""
+"""Your run compared with a published one, on edited copies of the embedded suite's reference."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Printed values beside ours: what is found, what is said about it."""
+"""Printed values next to ours: what is found, what is said about it."""
 
 import dataclasses
 import re

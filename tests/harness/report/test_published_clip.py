@@ -1,4 +1,4 @@
-"""Tables 1 to 4 of pFedMoAP beside ours: what is found, what is said about its validity."""
+"""Tables 1 to 4 of pFedMoAP next to ours: what is found, what is said about its validity."""
 
 from pathlib import Path
 
