@@ -139,6 +139,6 @@ def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Proto
         )
     if (
         policy == PAPER and protocol.finetune_epochs
-    ):  # asked for in addition to the paper's reading; a local head refuses it
+    ):  # in addition to the paper's reading
         fields["finetune_epochs"] = protocol.finetune_epochs
     return dataclasses.replace(protocol, **fields)

@@ -322,7 +322,7 @@ def test_without_open_clip_the_error_says_how_to_install_it(monkeypatch: pytest.
 
     monkeypatch.delitem(sys.modules, "open_clip")
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(UserError, match=r"pip install 'fedprompt-bench\[clip\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[clip\]'"):
         backbone_spec("clip:ViT-B-16", "random")
 
 
