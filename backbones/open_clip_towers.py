@@ -24,7 +24,7 @@ from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import derive
 from fedprompt.core.untrusted import read_table
 
-INSTALL = "from the checkout: pip install -e '.[clip]'"
+INSTALL = "pip install -e '.[clip]' in the checkout"
 QUICK = "-quickgelu"
 HUGGING_FACE = ("hf_model_name", "hf_tokenizer_name")  # keys of a text tower that is not open_clip's own
 
