@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedprompt.backbones.backbone import block_rows
+from fedprompt.backbones.backbone import Change, block_rows
 from fedprompt.core.fields import option
 from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State
@@ -42,12 +42,12 @@ class LowRank(HeadedMethod):
         down, up, scale = theta["down"], theta["up"], self.params.alpha / self.params.rank
 
         def block_pass(index: int, block: Any, tokens: Tensor, rows: int) -> Tensor:
-            def added(normed: Tensor) -> tuple[Tensor, Tensor]:
+            def added(normed: Tensor) -> Change:
                 lines = batch.pad(normed).flatten(1, 2)  # all tokens of a client meet its own factors: (K, B*t, d)
                 updates = (lines @ down[:, index, part].mT @ up[:, index, part].mT for part in (0, 1))
                 shape = (*batch.shape, *normed.shape[1:])
                 query, value = (batch.pack(scale * update.view(shape)) for update in updates)
-                return query, value
+                return {"query": query, "value": value}
 
             return block_rows(block, tokens, rows, added)
 

@@ -55,6 +55,9 @@ CASES = [
     ("flexlora rank=16", 100, 589_824, 589_824),
     ("lora-fair", 100, 294_912, 294_912),
     ("fed-adapter", 100, 1_189_632, 1_189_632),
+    ("fed-kv-adapter", 100, 147_648, 147_648),
+    ("fed-kv-adapter share=all", 100, 460_992, 460_992),
+    ("fed-kv-adapter share=all bottleneck=256", 100, 7_099_392, 7_099_392),
 ]
 
 
