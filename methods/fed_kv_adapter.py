@@ -81,5 +81,5 @@ class FedKVAdapter(HeadedMethod, UnseenClients):
     def unseen_stages(self, epochs: int) -> Sequence[Stage]:
         """What is private starts anew: the second map, with the client's own head if it has one."""
         head = [name for name in ("head.weight", "head.bias") if self.local_head]
-        rates = self.rates()
-        return [Stage("private", {name: rates[name] for name in (*self.private, *head)}, epochs)]
+        private, rates = [name for name in UP if name in self.private], self.rates()
+        return [Stage("private", {name: rates[name] for name in (*private, *head)}, epochs)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.core.fields import option
+from fedprompt.core.rng import torch_rng
 from fedprompt.methods._contract import State, weighted_mean
 from fedprompt.methods._low_rank import LowRank, LowRankParams
 
@@ -44,6 +45,9 @@ class FFALora(LowRank):
         return {**super().init_personal(rng, client), "down": self.factors(rng)["down"]}
 
 
+NOISE = 1e-6  # smaller singular values, relative to the largest, are what rounding leaves of float32
+SPARE = 1e-7
+
 # -- FlexLoRA ---------------------------------------------------------------------------------------------------------
 
 
@@ -66,13 +70,20 @@ def best_rank(downs: Tensor, ups: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     A come stacked as (K, ..., r, d), B as (K, ..., d, r). The d x d sum is never formed: both stacks of factors are
     decomposed, and the small matrix between them.
     """
-    rank = downs.shape[-2]
+    rank, width = downs.shape[-2:]
     shares = weights.to(ups).view(-1, *[1] * (ups.dim() - 1))
     columns, small_up = torch.linalg.qr(torch.cat([*(shares * ups)], dim=-1))  # of (..., d, K r)
     rows, small_down = torch.linalg.qr(torch.cat([*downs], dim=-2).mT)
     left, sizes, right = torch.linalg.svd(small_up @ small_down.mT, full_matrices=False)
-    up = columns @ (left * sizes[..., None, :])[..., :rank]
-    return aligned(right[..., :rank, :] @ rows.mT, up, weighted_mean(downs, weights))
+    certain = (sizes[..., :rank] > NOISE * sizes[..., :1])[..., None]
+    right, up = certain * (right[..., :rank, :] @ rows.mT), columns @ (left * sizes[..., None, :])[..., :rank]
+    # Clients that saw few images leave fewer than r directions: the others come from the mean A, or from a fixed draw.
+    fixed = torch.randn(rank, width, generator=torch_rng(0, "init", "fed_lora"), dtype=torch.float64).to(right)
+    towards = weighted_mean(downs, weights) + SPARE * fixed
+    spare = towards - towards @ right.mT @ right
+    largest = 2 * torch.linalg.matrix_norm(spare)[..., None, None] + 1
+    basis = torch.linalg.svd(torch.cat([largest * right, spare], dim=-2), full_matrices=False)[2][..., :rank, :]
+    return aligned(basis, up @ (right @ basis.mT), towards)
 
 
 class FlexLora(LowRank):

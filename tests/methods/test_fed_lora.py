@@ -161,3 +161,15 @@ def test_untrained_uploads_give_finite_factors() -> None:
     down, up = best_rank(uploads["down"].double(), uploads["up"].double(), WEIGHTS)
     assert down.isfinite().all()
     assert not up.any()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_directions_that_nobody_used_do_not_depend_on_rounding(turned: bool) -> None:
+    """Clients with few images upload fewer than r directions, and a decomposition leaves the others open."""
+    uploads = {name: stack.double() for name, stack in draws().items()}
+    uploads["up"] = uploads["up"] * (torch.arange(8) < 1)  # three directions of eight
+    downs, ups = (uploads["up"].mT, uploads["down"].mT) if turned else (uploads["down"], uploads["up"])
+    noise = 1e-15 * torch.randn(downs.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    first, second = best_rank(downs, ups, WEIGHTS), best_rank(downs + noise, ups, WEIGHTS)
+    torch.testing.assert_close(first, second, atol=1e-7, rtol=0)
+    torch.testing.assert_close(first[1] @ first[0], wanted({"down": downs, "up": ups}), atol=1e-12, rtol=0)
