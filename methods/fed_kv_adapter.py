@@ -71,7 +71,7 @@ class FedKVAdapter(HeadedMethod, UnseenClients):
                 down, down_bias, up, up_bias = (theta[name][:, index] for name in (*DOWN, *UP))
                 inner = torch.baddbmm(down_bias[:, None], lines, down.mT).tanh()
                 shift = self.params.beta * torch.baddbmm(up_bias[:, None], inner, up.mT)
-                key, value = batch.pack(shift.view(*batch.labels.shape, normed.shape[1], -1)).chunk(2, dim=-1)
+                key, value = batch.pack(shift.view(*batch.shape, normed.shape[1], -1)).chunk(2, dim=-1)
                 return {"key": key, "value": value}
 
             return block_rows(block, tokens, rows, added)
