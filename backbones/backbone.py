@@ -33,6 +33,7 @@ class Prompted(NamedTuple):
 
 Edit = Callable[[int, Tensor], Tensor | Prompted]
 BlockPass = Callable[[int, Any, Tensor, int], Tensor]
+Change = dict[Literal["query", "key", "value"], Tensor]
 
 
 def insert(tokens: Tensor, prompt: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def block_rows(
     block: Any,
     tokens: Tensor,
     rows: int,
-    added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    added: Callable[[Tensor], Change] | None = None,
     prompts: Tensor | None = None,
 ) -> Tensor:
     """A pre-norm block's output for its first ``rows`` rows: only they are queries, every token is key and value.
@@ -182,7 +183,8 @@ def block_rows(
         block: a block of the backbone.
         tokens: what enters it, (n, tokens, d).
         rows: how many output rows are wanted.
-        added: from the normed tokens to what is added to queries and values, (n, tokens, d) each (low-rank updates).
+        added: from the normed tokens to what is added to queries, keys and values, (n, tokens, d) each (low-rank
+            updates and side networks).
         prompts: further keys and values, (n, T, d), with no output of their own.
     """
     normed, attention = block.norm1(tokens), block.attn
@@ -206,15 +208,17 @@ def _attended(
     attention: Any,
     queries: Tensor,
     keys: Sequence[Tensor],
-    added: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    added: Callable[[Tensor], Change] | None = None,
 ) -> Tensor:
     """Attention of the normed rows ``queries`` over the normed rows of all ``keys``, (n, rows, d)."""
     per_query, per_key, per_value = _projections(attention)
     query = F.linear(queries, *per_query)
     key, value = (_joined([F.linear(rows, *each) for rows in keys]) for each in (per_key, per_value))
     if added is not None:
-        to_query, to_value = added(_joined(keys))
-        query, value = query + to_query[:, : query.shape[1]], value + to_value
+        change = added(_joined(keys))
+        query = query + change["query"][:, : query.shape[1]] if "query" in change else query
+        key = key + change["key"] if "key" in change else key
+        value = value + change["value"] if "value" in change else value
 
     def heads(x: Tensor) -> Tensor:
         return torch.unflatten(x, -1, (attention.num_heads, -1)).transpose(1, 2)

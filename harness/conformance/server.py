@@ -73,10 +73,10 @@ def payload(method: type[Method], params: Params) -> None:
                 f"round {log.round}: a client {what} {floats:g} floats in {size:g} bytes, but its shapes say "
                 f"{expected.floats} in {expected.bytes}: what is sent depends on values or on the round",
             )
-    for (_, _, before), (_, received, _) in pairwise(visits):
+    for (_, last, before), (_, received, _) in pairwise(visits):
         for position in range(len(ALL)):
             counted = hooks.sent_tensors(federation.method, received, position)
-            known = [*(stack[position] for stack in before.values()), *counted.values()]
+            known = [*(stack[position] for stack in (*last.values(), *before.values())), *counted.values()]
             for name in received.keys() - counted.keys():
                 tensor = received[name][position]
                 held = not tensor.is_floating_point() or any(torch.equal(tensor, other) for other in known)

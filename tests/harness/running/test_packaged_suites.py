@@ -37,11 +37,20 @@ def test_the_large_suites_hold_every_protocol(name: str) -> None:
     assert {setting.kind for setting in load_suite(name).settings} == set(KINDS) - {"novel", "target"}
 
 
-def test_embedded_has_the_promised_settings_and_all_methods() -> None:
+def test_embedded_has_the_promised_settings() -> None:
     main = [s for s in load_suite("embedded").settings if s.kind == "heterogeneity"]
     assert [(s.dataset, s.label) for s in main] == [("glyph-domains", "m=1"), ("glyph-100", "s=20")]
     assert all(s.policies == ("local", "global", "global_then_ft") for s in main)
-    assert all([row.key for row in s.rows] == registry().names(FrozenViT.offers) for s in main)
+
+
+def test_the_embedded_suites_have_all_methods_between_them() -> None:
+    """Those of `embedded` have published runs; what came later has its own suite, next to the same controls."""
+    small, more = load_suite("embedded"), load_suite("embedded-more")
+    published, later = ({row.key for row in suite.settings[0].rows} for suite in (small, more))
+    assert published | later == set(registry().names(FrozenViT.offers))
+    assert published & later == {"head-tune", "fedvpt", "fedsa-lora"}
+    shared = {cell.hash for cell in small.cells()} & {cell.hash for cell in more.cells()}
+    assert len(shared) == 2 * 2 * 2 * 3  # methods, columns, owners of the head, seeds: the same cells
 
 
 def test_embedded_in_full_has_more_columns_rounds_and_seeds() -> None:
