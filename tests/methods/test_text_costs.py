@@ -55,6 +55,9 @@ CASES = [
     ("coop", 0, 0, 8_192),
     ("promptfl", 8_192, 8_192, 0),
     ("promptfl-ft", 8_192, 8_192, 0),
+    ("kgcoop", 8_192, 8_192, 0),
+    ("kgcoop length=4", 2_048, 2_048, 0),
+    ("prograd", 8_192, 8_192, 0),
     ("prompt-fedper", 4_096, 4_096, 4_096),
     ("prompt-fedprox", 8_192, 8_192, 0),
     ("prompt-fedamp", 8_192, 8_192, 8_192),
@@ -147,7 +150,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
         assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
 
 
-@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp"])
+@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp", "kgcoop", "prograd"])
 def test_constant_texts_are_no_part_of_a_steps_cost(name: str) -> None:
     method = registry().get(name)
     task = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none")
