@@ -21,7 +21,7 @@ def long_tail_sizes(sizes: np.ndarray, imbalance: float) -> np.ndarray:
     """
     places = np.arange(len(sizes)) / max(1, len(sizes) - 1)
     kept: np.ndarray = (sizes.max(initial=0) * imbalance**places + ROUNDING).astype(np.int64)
-    return np.minimum(sizes, kept)
+    return np.asarray(np.minimum(sizes, kept))
 
 
 def long_tailed(
