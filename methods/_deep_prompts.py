@@ -53,7 +53,7 @@ class DeepPromptMethod(TextMethod):
 
     def prompted_images(self, theta: State, batch: Batch) -> Tensor:
         """Normalised features of prompted images, (K, B, d)."""
-        first, rest = self.visual(theta).split([1, self.blocks - 1], dim=1)
+        first, rest = torch.split(self.visual(theta), [1, self.blocks - 1], dim=1)
         rows = torch.cat([self.backbone.vit.norm_pre(first), rest], dim=1)
         return batch.pad(self.backbone.image_features(batch.images, deep(batch.rows(rows))))
 

@@ -33,7 +33,8 @@ class MaPLe(DeepPromptMethod):
 
         def linear(*shape: int) -> Tensor:
             """torch's first values of a linear layer"""
-            return (2 * torch.rand(blocks, *shape, generator=rng) - 1) * inputs**-0.5
+            draw: Tensor = (2 * torch.rand(blocks, *shape, generator=rng) - 1) * inputs**-0.5
+            return draw
 
         return {
             "text": self.first_texts(rng),
@@ -42,4 +43,5 @@ class MaPLe(DeepPromptMethod):
         }
 
     def visual(self, theta: State) -> Tensor:
-        return theta["text"] @ theta["coupling.weight"].mT + theta["coupling.bias"][:, :, None]
+        mapped: Tensor = theta["text"] @ theta["coupling.weight"].mT
+        return mapped + theta["coupling.bias"][:, :, None]

@@ -84,7 +84,7 @@ class PromptSRC(DeepPromptMethod, Downloads):
     def share(self, round_: Tensor) -> Tensor:
         """The weight of a round, (1,) from 1, in the average of all until then: by a Gaussian over the rounds."""
         rounds = torch.arange(1, self.task.rounds + 1, device=round_.device)
-        scores = -((rounds / self.task.rounds - self.params.peak) ** 2) / (2 * self.params.spread**2)
+        scores: Tensor = -((rounds / self.task.rounds - self.params.peak) ** 2) / (2 * self.params.spread**2)
         weights = scores.masked_fill(rounds > round_, -torch.inf).softmax(0)
         return (weights * (rounds == round_)).sum(0, keepdim=True)
 
@@ -106,8 +106,9 @@ class PromptSRC(DeepPromptMethod, Downloads):
         text_distance = (texts - self.reference).abs().mean((1, 2))
         image_distance = batch.mean((images - frozen).abs().mean(-1))
         divergence = batch.mean((zero_shot.exp() * (zero_shot - logits.log_softmax(-1))).mean(-1))
-        pull: Tensor = self.params.text_pull * text_distance + self.params.image_pull * image_distance
-        return cross_entropy(logits, batch) + pull + self.params.logit_pull * divergence
+        pulls: Tensor = self.params.text_pull * text_distance + self.params.image_pull * image_distance
+        pulls = pulls + self.params.logit_pull * divergence
+        return cross_entropy(logits, batch) + pulls
 
 
 def shifted(theta: State, name: str) -> Tensor:
