@@ -115,13 +115,17 @@ class TextTower(nn.Module):
         Args:
             prompts: what `class_prompts` or `tokenise` made.
             context: one per stacked client, in place of the prompts' placeholders. None for prompts without any; K is
-                then 1.
+                then 1. With (K, J, m, d_t) each of the first J blocks gets a context of its own; what a block makes
+                of one is discarded before the next, and the last one propagates.
             adapter: adds to the outputs of every block.
         """
         if context is None:
             context = self.positions.new_empty(1, 0, self.width)
-        if context.shape[1:] != (prompts.length, self.width):
+        if context.shape[-2:] != (prompts.length, self.width):
             raise ValueError(f"context {tuple(context.shape)} for {prompts.length} tokens of width {self.width}")
+        context, *deeper = [context] if context.dim() == 3 else context.unbind(1)
+        if len(deeper) >= len(self.blocks):
+            raise ValueError(f"contexts for {1 + len(deeper)} blocks, but the text tower has {len(self.blocks)}")
         clients, ahead = len(context), 1 + prompts.length
         embedded = self.embedding(prompts.ids) + self.positions[: prompts.ids.shape[1]]
         start = embedded[:1, :1].expand(clients, -1, -1)  # the same for all prompts
@@ -129,8 +133,11 @@ class TextTower(nn.Module):
         names = embedded[:, ahead:].expand(clients, -1, -1, -1)
         earlier = _visible(names.shape[2], ahead, names.device)
         added = [None if adapter is None else partial(adapter, index) for index in range(len(self.blocks))]
+        renewed = iter(deeper)  # before every block but the first, as long as there are any
         for block, more in zip(self.blocks[:-1], added, strict=False):
             prefix, names = _step(block, prefix, names, earlier, more)
+            if (rows := next(renewed, None)) is not None:
+                prefix = torch.cat([prefix[:, :1], rows], dim=1)
         read = self._read(prefix, names, prompts.ends - ahead, added[-1])
         return F.normalize(self.projection(self.norm(read)), dim=-1)
 

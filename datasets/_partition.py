@@ -16,6 +16,7 @@ from fedprompt.core.rng import numpy_rng
 from fedprompt.core.untrusted import read_arrays
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._held_out import shared_test_sets, training_part
+from fedprompt.datasets._long_tail import long_tailed
 from fedprompt.datasets._sample import few_shots, held_out
 from fedprompt.datasets._spec import PartitionSpec
 from fedprompt.datasets._splits import Rows
@@ -110,13 +111,16 @@ def make_partition(spec: PartitionSpec, dataset: Dataset, seed: int, val_fractio
         seed: another seed gives another division; zero is a seed like any other.
         val_fraction: the share of every client's training rows that is held out, as tuning does.
 
-    ``shots`` are drawn first, then ``val_fraction`` of each client's remaining train rows move to val, in proportion
-    to its classes. Within every class, shots and val keep the client's mix of domains up to rounding. The rows of fewer
-    ``shots`` are a subset of the rows of more; the same holds for ``test_shots``, which cut shared test sets as well.
+    ``imbalance`` thins out the training images before they are divided. ``shots`` are drawn next, then
+    ``val_fraction`` of each client's remaining train rows move to val, in proportion to its classes. Within every
+    class, shots and val keep the client's mix of domains up to rounding. The rows of fewer ``shots`` are a subset of
+    the rows of more; the same holds for ``test_shots``, which cut shared test sets as well.
     """
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction} must be at least 0 and below 1")
     part, part_rows = training_part(spec, dataset)
+    if spec.imbalance < 1:
+        part, part_rows = long_tailed(part, part_rows, spec.imbalance, numpy_rng(seed, "partition", "long tail"))
     train, test = ([part_rows[rows] for rows in split] for split in spec.split(part, seed))
     shared = shared_test_sets(spec, dataset)
     labels, domains = np.asarray(dataset.labels), np.asarray(dataset.domains)

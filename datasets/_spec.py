@@ -23,7 +23,7 @@ import numpy as np
 
 from fedprompt.core.errors import UserError, unknown
 from fedprompt.core.rng import numpy_rng
-from fedprompt.datasets import _splits
+from fedprompt.datasets import _long_tail, _splits
 from fedprompt.datasets._dataset import Dataset
 from fedprompt.datasets._splits import TrainTestRows
 
@@ -36,8 +36,9 @@ Unseen = Literal["none", "half", "last_half"]
 class PartitionSpec(ABC):
     """The keys that every kind has. ``str(spec)`` is canonical: equal specs give equal text.
 
-    Shots, held-out validation rows, unseen clients, novel classes and the target domain are handled for all kinds
-    alike (``_partition.py``, ``_held_out.py``); a kind only divides rows among clients.
+    Shots, held-out validation rows, unseen clients, novel classes, the target domain and the imbalance of classes are
+    handled for all kinds alike (``_partition.py``, ``_held_out.py``, ``_long_tail.py``); a kind only divides rows among
+    clients.
     """
 
     kind: ClassVar[str]
@@ -49,6 +50,7 @@ class PartitionSpec(ABC):
     unseen: Unseen = "none"  # half: a random half never trains; last_half: the later clients never train
     novel: Literal["none", "half"] = "none"  # half: nobody trains on the later half of the classes
     target: str = ""  # a domain that nobody trains on
+    imbalance: float = 1.0  # training images of the last class over those of the first; 1 keeps all
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 1), ("m", 1), ("s", 1), ("min_size", 1), ("shots", 0), ("test_shots", 0)):
@@ -62,6 +64,8 @@ class PartitionSpec(ABC):
         alpha = getattr(self, "alpha", 1.0)
         if not 0 < alpha < np.inf:
             raise UserError(f"partition {self.kind!r}: alpha={alpha} must be a finite number above 0")
+        if not 0 < self.imbalance <= 1:
+            raise UserError(f"partition {self.kind!r}: imbalance={self.imbalance} must be above 0 and at most 1")
         if self.unseen != "none" and self.clients == 1:
             raise UserError(f"partition {self.kind!r}: unseen={self.unseen} needs at least 2 clients, got clients=1")
         if self.novel != "none" and self.target:
@@ -224,8 +228,56 @@ class Disjoint(PartitionSpec):
         return _splits.by_disjoint_classes(dataset, groups, numpy_rng(seed, "partition", "disjoint", "rows"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientLongTail(PartitionSpec):
+    """The rarest classes live mostly with a few small clients, the last ones.
+
+    A share ``tail`` of the clients gets ``tail + (1 - tail) spec`` of the images of the rarest ``tail_classes``; the
+    larger ``leak``, the more images of other classes. Within both groups a class is shared out by Dir(alpha).
+    """
+
+    kind = "client-lt"
+    example = "client-lt:alpha=0.5,imbalance=0.01"
+    clients: int = 30
+    alpha: float
+    tail: float = 0.1  # of the clients
+    tail_classes: float = 0.2  # of the classes, those with the fewest training images
+    spec: float = 0.75  # specialisation: 0, tail classes are spread like all others; 1, only tail clients have them
+    leak: float = 3.0  # how many images of other classes tail clients get; none if spec is 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, low, high in (("tail", 0, 1), ("tail_classes", 0, 1), ("spec", 0, 1), ("leak", 0, MAX_COUNT)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UserError(f"partition {self.kind!r}: {name}={value} must be from {low} to {high}")
+        if not 0 < self.head_clients < self.clients:
+            raise UserError(
+                f"partition {self.kind!r}: tail={self.tail} of clients={self.clients} leaves {self.head_clients} head "
+                "clients and no tail or no head; use other values"
+            )
+
+    @property
+    def head_clients(self) -> int:
+        return int((1 - self.tail) * self.clients + _long_tail.ROUNDING)
+
+    def split(self, dataset: Dataset, seed: int) -> TrainTestRows:
+        labels = np.asarray(dataset.labels)[~np.asarray(dataset.is_test)]
+        sizes = np.bincount(labels, minlength=dataset.num_classes)
+        rarest = _long_tail.tail_classes(sizes, self.tail_classes)
+        if rarest.all() or not rarest.any():
+            raise UserError(
+                f"partition '{self}': tail_classes={self.tail_classes} of the {len(sizes)} classes of {dataset.name!r} "
+                "are none or all; use another value"
+            )
+        _check_enough(self, dataset, self.clients)
+        budgets = _long_tail.tail_budgets(sizes, rarest, self.tail, self.spec, self.leak)
+        rng = numpy_rng(seed, "partition", "client-lt")
+        return _long_tail.by_groups(dataset, budgets, self.head_clients, self.clients, self.alpha, rng)
+
+
 KINDS: dict[str, type[PartitionSpec]] = {
-    kind.kind: kind for kind in (Domains, Classes, Dirichlet, Disjoint, DomainDirichlet)
+    kind.kind: kind for kind in (Domains, Classes, Dirichlet, Disjoint, DomainDirichlet, ClientLongTail)
 }
 
 

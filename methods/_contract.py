@@ -33,6 +33,7 @@ class Task:
     head: str = "global"  # who owns the head: `local` (each client), `global` (the server) or `none` (there is none)
     examples: Tensor = field(default_factory=lambda: torch.empty(0))  # a few training images, uint8, (n, 3, h, w)
     head_input: str = "raw"  # what a linear head reads: the `raw` feature, or the `normalised` one
+    rounds: int = 1  # of the whole run
 
     @property
     def num_classes(self) -> int:

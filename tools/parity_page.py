@@ -12,11 +12,11 @@ INTRODUCTION = """# Parity with the authors' code
 
 <!-- Written by tools/parity_page.py from results/paper/parity.toml; edit that file. -->
 
-Every method whose authors published code was compared with it in double precision, with the same weights and the same
-images. `tests/parity/vectors` keeps inputs and the numbers that their code computed from them, and `tests/parity`
-feeds the same inputs to our classes: scores, losses, gradients, short trainings, aggregates, whole rounds. Nobody needs
-the authors' code to run these tests. A change of one part in ten thousand in the loss, the scores or the aggregate of
-any of these methods fails them, as does 1e-4 added to one weight of a tower.
+Methods whose authors published code were compared with it in double precision, with the same weights and the same
+images; the table names those that were not. `tests/parity/vectors` keeps inputs and the numbers that their code
+computed from them, and `tests/parity` feeds the same inputs to our classes: scores, losses, gradients, short trainings,
+aggregates, whole rounds. Nobody needs the authors' code to run these tests. A change of one part in ten thousand in the
+loss, the scores or the aggregate of any of these methods fails them, as does 1e-4 added to one weight of a tower.
 
 The largest difference is absolute, over all that was compared; the tests allow 1e-12, for FedOTP 1e-11. Where no code
 is public, or none was run, the table names what stands in for parity: tests of the equations themselves, in

@@ -60,7 +60,8 @@ def make_federation(
         space = partition.label_space(split, dataset.num_classes)
         labels = slice(space.start, space.stop)
         counts = data.counts(dataset.num_classes)[:, labels]
-        task = Task(dataset.class_names[labels], counts, protocol.head, examples, protocol.head_input)
+        names, rounds = dataset.class_names[labels], protocol.rounds
+        task = Task(names, counts, protocol.head, examples, protocol.head_input, rounds)
         return method(built, backbone, task)
 
     novel = about("novel") if hooks.is_open_vocabulary(method) and "novel" in partition.shared else None

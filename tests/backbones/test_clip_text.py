@@ -160,3 +160,33 @@ def test_braces_elsewhere_are_letters(name: str) -> None:
 )
 def test_names_are_spoken(name: str, text: str) -> None:
     assert spoken_name(name) == text
+
+
+def test_contexts_of_several_blocks_are_overwritten_rows_of_open_clip() -> None:
+    model = tiny_open_clip()
+    contexts = 0.1 * torch.randn(2, 2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(4))
+    clip = rebuilt(model)
+    features = clip.text_features(contexts, clip.class_prompts(NAMES, LENGTH))
+    for of_client, found in zip(contexts, features, strict=True):
+        ids = open_clip.tokenize([f"{'X ' * LENGTH}{name.replace('_', ' ')}." for name in NAMES])
+        tokens = model.token_embedding(ids).clone()
+        tokens[:, 1 : 1 + LENGTH] = of_client[0]
+        tokens = tokens + model.positional_embedding
+        for index, block in enumerate(model.transformer.resblocks):
+            if index == 1:  # the last of them; what becomes of it goes on to block 2
+                tokens[:, 1 : 1 + LENGTH] = of_client[1]
+            tokens = block(tokens, attn_mask=model.attn_mask)
+        read = model.ln_final(tokens)[torch.arange(len(ids)), ids.argmax(1)] @ model.text_projection
+        torch.testing.assert_close(found, F.normalize(read, dim=-1), atol=1e-5, rtol=0)
+
+
+def test_a_context_of_one_block_is_the_context() -> None:
+    clip = rebuilt(tiny_open_clip())
+    prompts = clip.class_prompts(NAMES, LENGTH)
+    assert torch.equal(clip.text_features(CONTEXT[:, None], prompts), clip.text_features(CONTEXT, prompts))
+
+
+def test_there_are_no_contexts_for_blocks_that_do_not_exist() -> None:
+    clip = rebuilt(tiny_open_clip())
+    with pytest.raises(ValueError, match="contexts for 4 blocks, but the text tower has 3"):
+        clip.text_features(torch.zeros(1, 4, LENGTH, WIDTH), clip.class_prompts(NAMES, LENGTH))

@@ -17,6 +17,7 @@ KINDS = [
     "dirichlet:alpha=5,clients=2,min_size=1",
     "domain-dirichlet:alpha=5,clients=2,min_size=1",
     "domains:m=1",
+    "client-lt:alpha=5,clients=2",
 ]
 
 

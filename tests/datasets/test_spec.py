@@ -21,6 +21,8 @@ from fedprompt.datasets import parse_partition
         ("disjoint:", "disjoint:clients=10"),
         ("disjoint:rule=public", "disjoint:clients=10,rule=public"),
         ("domain-dirichlet:alpha=0.3,clients=5", "domain-dirichlet:alpha=0.3,clients=5"),
+        ("domains:m=1,imbalance=.1", "domains:m=1,imbalance=0.1"),
+        ("client-lt:alpha=0.5,leak=3,spec=1", "client-lt:alpha=0.5,clients=30,spec=1.0"),
     ],
 )
 def test_text_is_canonical(text: str, canonical: str) -> None:
@@ -54,6 +56,13 @@ def test_text_is_canonical(text: str, canonical: str) -> None:
         ("dirichlet:alpha=nan", "alpha=nan must be a finite number above 0"),
         ("dirichlet:alpha=x", "alpha='x' is not a number"),
         ("classes:s=10,clients=1,unseen=half", "needs at least 2 clients"),
+        ("domains:m=1,imbalance=0", "imbalance=0.0 must be above 0 and at most 1"),
+        ("domains:m=1,imbalance=100", "imbalance=100.0 must be above 0 and at most 1"),
+        ("client-lt:alpha=1,spec=2", "spec=2.0 must be from 0 to 1"),
+        ("client-lt:alpha=1,leak=-1", "leak=-1.0 must be from 0 to"),
+        ("client-lt:alpha=1,leak=nan", "leak=nan must be from 0 to"),
+        ("client-lt:alpha=1,clients=1", "leaves 0 head clients"),
+        ("client-lt:alpha=1,tail=0", "leaves 30 head clients"),
     ],
 )
 def test_bad_text_gets_one_clear_line(text: str, message: str) -> None:

@@ -158,6 +158,7 @@ PARTITIONS = {  # hashes without and with held-out data
     "dirichlet:alpha=0.5,clients=10": ("db94e8ee7c9b", "5741ef44a4fe"),
     "disjoint:clients=5,shots=4": ("209173aa2fd3", "98462ccb9c7e"),
     "domain-dirichlet:alpha=0.3,clients=3,unseen=half": ("69ecf1c62cfc", "5c11399edafa"),
+    "client-lt:alpha=0.5,clients=8,tail=0.3,imbalance=0.1": ("fcce3eb40426", "9f6d828872df"),
 }
 
 

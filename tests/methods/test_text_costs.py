@@ -55,12 +55,20 @@ CASES = [
     ("coop", 0, 0, 8_192),
     ("promptfl", 8_192, 8_192, 0),
     ("promptfl-ft", 8_192, 8_192, 0),
+    ("kgcoop", 8_192, 8_192, 0),
+    ("kgcoop length=4", 2_048, 2_048, 0),
+    ("prograd", 8_192, 8_192, 0),
+    ("maple", 3_555_072, 3_555_072, 0),
+    ("maple blocks=1", 395_008, 395_008, 0),
+    ("promptsrc", 92_160, 46_080, 0),
+    ("promptsrc spread=0", 46_080, 46_080, 0),
     ("prompt-fedper", 4_096, 4_096, 4_096),
     ("prompt-fedprox", 8_192, 8_192, 0),
     ("prompt-fedamp", 8_192, 8_192, 8_192),
     ("fedotp", 8_192, 8_192, 8_192),
     ("fedpgp", 8_192, 8_192, 4_224),
     ("fedpgp rank=4", 8_192, 8_192, 2_112),
+    ("fedpurel", 2_048, 2_048, 2_048),
     ("pfedmoap", 81_920, 8_192, 66_048),
     ("pfedmoap experts=3", 32_768, 8_192, 66_048),
     ("pfedprompt", 8_192, 8_192, 0),
@@ -147,7 +155,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
         assert [key for key, tensor in seen.items() if tensor.device.type != "cuda"] == []
 
 
-@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp"])
+@pytest.mark.parametrize("name", ["fedclip", "fedpgp", "fedtpg", "fedmvp", "kgcoop", "prograd", "promptsrc"])
 def test_constant_texts_are_no_part_of_a_steps_cost(name: str) -> None:
     method = registry().get(name)
     task = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none")

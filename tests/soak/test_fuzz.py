@@ -125,8 +125,9 @@ OPTIONS = {  # of each kind, with values that toy data allow
     "dirichlet": {"alpha": ["0.5", "1", "100"], "clients": ["1", "2", "3"], "min_size": ["1", "2"]},
     "domain-dirichlet": {"alpha": ["1", "100"], "clients": ["1", "2"], "min_size": ["1"]},
     "disjoint": {"clients": ["1", "2", "4"], "rule": ["public"]},
+    "client-lt": {"alpha": ["0.5", "100"], "clients": ["2", "4"], "tail": ["0.3"], "spec": ["0", "1"], "leak": ["0"]},
 }
-ANY_KIND = {"shots": ["1", "3"], "test_shots": ["1", "2"], "unseen": ["none", "half"]}
+ANY_KIND = {"shots": ["1", "3"], "test_shots": ["1", "2"], "unseen": ["none", "half"], "imbalance": ["0.5", "1"]}
 
 
 @st.composite

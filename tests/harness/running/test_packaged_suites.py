@@ -154,5 +154,5 @@ def test_embedded_clip_shows_both_families_against_zero_shot() -> None:
     assert {setting.dataset for setting in suite.settings} == {"glyph-domains", "glyph-100"}
     assert (suite.backbone.name, len(suite.seeds)) == ("micro-clip", 3)
     texts = {"coop", "promptfl", "promptfl-ft", "prompt-fedper", "prompt-fedprox", "prompt-fedamp", "pfedprompt"}
-    texts |= {"fedotp", "fedpgp", "pfedmoap", "pfeddc"}
+    texts |= {"fedotp", "fedpgp", "pfedmoap", "pfeddc", "kgcoop", "prograd", "fedpurel"}
     assert texts | {"fedvpt-d", "head-tune"} <= {row.key for row in suite.rows}
