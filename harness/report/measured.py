@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from fedprompt.harness.measuring.convergence import still_moving
@@ -40,7 +41,8 @@ def _values(suite: Suite, records: pd.DataFrame, measure: str) -> Iterator[pd.Da
             continue
         rounds = reported_values(suite.settings, part, measure, name if name in SHARED else LOCAL)
         yield rounds.groupby(PLACE, sort=False)["value"].mean().reset_index().assign(metric=metric)
-        curves = rounds.set_index("round").groupby(PLACE, sort=False)["value"]
+        finite = rounds.replace({"value": {np.inf: np.nan, -np.inf: np.nan}})
+        curves = finite.set_index("round").groupby(PLACE, sort=False)["value"]
         drift = curves.agg(lambda curve: still_moving(curve).drift) * (get_measure(measure).scale / 100)
         yield drift.reset_index().assign(metric="drift")
     swept = reported_values(suite.settings, records[kind == "vsweep"], measure, swept=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from math import isnan
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from fedprompt.harness.measuring.measures import Measure, get_measure
@@ -116,7 +117,7 @@ def summarise(
                 measure=known,
                 metric=metric,
                 mean=means.mean(),
-                std=means.std(ddof=1),
+                std=means.std(ddof=1) if np.isfinite(means).all() else NAN,
                 mean_exclude=without.mean(),
                 std_exclude=without.std(ddof=1),
                 seeds=len(finished),
