@@ -5,7 +5,7 @@ ablation it is the reference.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,7 +74,7 @@ def _test_images(setting: Setting, records: pd.DataFrame) -> int:
 def _comparison(
     setting: Setting, values: pd.DataFrame, entries: pd.DataFrame, test_images: int, measure: str
 ) -> Comparison:
-    values = values.loc[:, np.isfinite(values.fillna(0)).all()]  # nothing can be said of infinite differences
+    values = values[_finite(values)]
     table = _as_accuracies(values, measure)
     families = list(_families(setting, table, dict(zip(entries["row"], entries["reading"], strict=True))))
     count = sum(len(rows) - 1 for _, rows in families)
@@ -93,6 +93,11 @@ def _comparison(
     complete = [row for row in table if finished.get(row, False)]
     controls = frozenset(control for control, _ in families)
     return Comparison(values, controls, differences, distinguishable(table[complete]), detectable)
+
+
+def _finite(values: pd.DataFrame) -> list[Hashable]:
+    """The columns without infinite values, of whose differences nothing can be said."""
+    return [column for column in values if np.isfinite(values[column].fillna(0)).all()]
 
 
 def _as_accuracies(values: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -137,7 +142,7 @@ def compare_draws(suite: Suite, records: pd.DataFrame, measure: str = ACCURACY) 
     swept = client_values(suite.settings, records[records["column"].isin(columns)], measure, swept=True)
     for (column, policy, row), part in swept.groupby(ENTRY, sort=False):
         table = _as_accuracies(by_row(part, "samples").sort_index(axis=1), measure)
-        table = table.loc[:, np.isfinite(table.fillna(0)).all()]
+        table = table[_finite(table)]
         table.columns = table.columns.map(str)
         for v, difference in (paired(table, ONE) if ONE in table else {}).items():
             sweeps[int(str(column)), str(policy), str(row), int(v)] = difference

@@ -54,8 +54,8 @@ def client_values_of(scores: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     for place, part in scores.groupby(ROUND, sort=False, observed=True):
         clients, numbers = np.unique(part["client"], return_inverse=True)
         columns = [part[name].to_numpy() for name in ARRAYS]
-        values = _jackknife(Scores(*columns), numbers, measure)
-        rows += [(*place, client, value) for client, value in zip(clients, values, strict=True)]
+        shares = _jackknife(Scores(*columns), numbers, measure)
+        rows += [(*place, client, share) for client, share in zip(clients, shares, strict=True)]
     return pd.DataFrame(rows, columns=[*CLIENT, measure.name])
 
 
