@@ -19,6 +19,6 @@
 Tables need only the tracking URI, the tuned values and the printed ones. Figures of partitions and of compute also need
 the data sets; a figure whose data are not at hand is left out with a note.
 
-Accuracy comes from the records; every other measure that a suite names is one more column of them (`scores`). From there
-on, both take the same way: `values`, `comparisons`, `numbers` and `findings` take the measure's name.
+Accuracy comes from the records; every other measure that a suite names is one more column of them (`scores`). From
+there on there is one way for all: `values`, `comparisons`, `numbers` and `findings` take the measure's name.
 """
