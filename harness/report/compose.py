@@ -53,7 +53,8 @@ class Summary(NamedTuple):
 def summarise_suite(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, out: Path) -> Summary:
     """From the frames of `Recorded`; printed values are looked for in ``out`` first."""
     papers, measured = load_papers(out), {ACCURACY: results}
-    measured |= {name: measured_results(suite, results, records, name) for name in further_measures(suite)}
+    with_scores = [name for name in further_measures(suite) if name in records and records[name].notna().any()]
+    measured |= {name: measured_results(suite, results, records, name) for name in with_scores}
     summarised = []
     for measure, frame in measured.items():
         comparisons, sweeps = compare_rows(suite, frame, records, measure), compare_draws(suite, records, measure)
@@ -84,7 +85,7 @@ def compose(
     drawn = _by_place(figures)
     sections = [
         *([Section("What the tables say", said)] if said else []),
-        Section("How to read the tables", tuple(notes.reading(suite, results))),
+        Section("How to read the tables", (*notes.reading(suite, results), *_left_out(suite, summary))),
         *_result_sections(suite, summary.tables, concluded, drawn),
         *_published(suite, summary),
         *([notes.tuned_section(suite, results, tuning_notes, drawn["tuning"])] if suite.tuned else []),
@@ -94,6 +95,13 @@ def compose(
     names = iter(tables.unique(grid.name for section in sections for grid in section.grids))
     named = (replace(s, grids=tuple(replace(grid, name=next(names)) for grid in s.grids)) for s in sections)
     return Document(suite.title, tuple(notes.alerts(suite, results)), tuple(notes.facts(suite, results)), tuple(named))
+
+
+def _left_out(suite: Suite, summary: Summary) -> Iterator[str]:
+    """Measures that the suite names and that nothing is known of."""
+    without = [name for name in further_measures(suite) if name not in {tables.measure for tables in summary.tables}]
+    if without:
+        yield f"No tables of {', '.join(without)}: no finished run has scores (docs/measures.md)."
 
 
 def _by_place(figures: Sequence[WrittenFigure]) -> dict[str, tuple[WrittenFigure, ...]]:

@@ -72,6 +72,8 @@ def measure_notes(part: Part) -> Iterator[Note]:
         yield Note("", f"Differences are improvements: positive where {measure.name} is lower.")
     if any(isinf(number.mean) for number in part):
         yield Note("", "inf: a method that excludes an image's true class; its differences are left out.")
+    if any(number.status == "missing" for number in part):
+        yield Note("", f"{MISSING}: there is no run, or it has no scores of such images.")
 
 
 def in_unit(measure: Measure) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.report_suites import a_setting, a_suite, records_frame, report, results_frame, row_of, rows
+from support.report_suites import a_setting, a_suite, records_frame, report, results_frame, row_of, rows, run_all
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness import measure_rounds, read_records, read_scores, sync
@@ -111,6 +111,14 @@ def test_ablations_and_sweeps_say_which_way_is_better(tmp_path: Path) -> None:
 def test_runs_without_scores_are_missing_from_the_tables(tmp_path: Path) -> None:
     number = number_of(summary_of(tmp_path, "nll", better=[float("nan")] * 4)[2])
     assert (number.status, number.seeds) == ("missing", 0)
+
+
+def test_without_any_scores_there_are_only_accuracies(tmp_path: Path, uri: str, no_figures: None) -> None:
+    suite = a_suite(measures=("accuracy", "nll", "ece"))
+    run_all(suite, uri, tmp_path)
+    _, text, table = report(suite, uri, tmp_path)
+    assert "No tables of nll, ece: no finished run has scores" in text
+    assert set(table["metric"]) == {"average", "worst_local"}
 
 
 # -- from training to publication -------------------------------------------------------------------------------------
