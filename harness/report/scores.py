@@ -30,11 +30,11 @@ def measured_records(
     """Records with one column per measure, by cell; it is empty in rounds without scores, and in runs without any."""
     measured = {key: frame.assign(**dict.fromkeys(names, np.nan)) for key, frame in records.items()}
     for key, images in scores:
-        if cells[key].protocol.never_sampled == "exclude":
-            images = images[images["participated"] | images["unseen"]]
-        if key not in records:
+        if key not in records:  # they could not be read
             continue
         frame = records[key]
+        if cells[key].protocol.never_sampled == "exclude":
+            images = images[images["participated"] | images["unseen"]]
         for name in names:
             frame = frame.merge(client_values_of(images, get_measure(name)), how="left", on=CLIENT)
         measured[key] = frame
@@ -76,4 +76,4 @@ def check_scores(scores: pd.DataFrame, records: pd.DataFrame, where: object) -> 
     measured = measure_clients(scores, "accuracy").set_index(CLIENT)[["value", "images"]]
     both = counted.join(measured, how="outer")
     if not (np.isclose(both["accuracy"], both["value"]) & (both["total"] == both["images"])).all():
-        raise UserError(f"the scores in {where} are not those of its records; publish the run again.")
+        raise UserError(f"the scores in {where} are not those of its records; run or take its cells again.")
