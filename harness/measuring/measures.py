@@ -66,6 +66,26 @@ class Measure:
     says: str  # what it is, in one sentence
     of: Callable[[Scores], float]
 
+    @property
+    def scale(self) -> int:
+        """What values are multiplied by to be printed."""
+        return 100 if self.unit == "%" else 1
+
+    @property
+    def gain_scale(self) -> int:
+        """What differences are multiplied by to be printed as gains: positive is better."""
+        return self.scale if self.higher_is_better else -self.scale
+
+    @property
+    def gain_unit(self) -> str:
+        """What follows a difference in a sentence."""
+        return " points" if self.unit == "%" else f" {self.unit}".rstrip()
+
+    @property
+    def decimals(self) -> tuple[int, int]:
+        """Of values and of gains in tables."""
+        return (2, 1) if self.unit == "%" else (3, 3)
+
 
 _REGISTRY: dict[str, Measure] = {}
 Function = Callable[[Scores], float]

@@ -1,9 +1,11 @@
 """From recorded runs to tables and figures: `fedprompt report`.
 
     collect, records             frames of results, client records and rounds, by one read of MLflow
+    scores                       from predictions of images to one column of the records per measure
     values                       values of clients: which clients and rounds count, for any measure
     comparisons, inference       gains over the control with their intervals; components, power and ranks serve them
     papers, published            printed values next to ours, where they come from, and all that is known to differ
+    measured                     results with a measure in place of accuracy
     numbers                      every entry of the tables, made once, with its gain and what a paper prints for it
     findings                     what can be concluded, in sentences
     tables                       the tables of results
@@ -17,5 +19,6 @@
 Tables need only the tracking URI, the tuned values and the printed ones. Figures of partitions and of compute also need
 the data sets; a figure whose data are not at hand is left out with a note.
 
-A further measure needs one more column in the records (`collect.place_files`); `values.client_values` takes its name.
+Accuracy comes from the records; every other measure that a suite names is one more column of them (`scores`). From
+there on there is one way for all: `values`, `comparisons`, `numbers` and `findings` take the measure's name.
 """

@@ -18,7 +18,8 @@ from fedprompt.harness.federation.policy import PAPER, POLICIES, POLICY_NAMES, i
 from fedprompt.harness.federation.rounds import failure_state
 from fedprompt.harness.measuring.metrics import finetuned_reading, per_client, trained_reading
 from fedprompt.harness.recording.store import FoundRuns, find_runs
-from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, run_records, run_rounds
+from fedprompt.harness.report.records import RECORD_COLUMNS, ROUND_COLUMNS, run_records, run_rounds, run_scores
+from fedprompt.harness.report.scores import further_measures, measured_records
 from fedprompt.harness.running.folder import failure_note, run_folder
 from fedprompt.harness.running.suite import Planned, Suite
 
@@ -109,7 +110,10 @@ def collect(
         for key, entry in zip(hashes, planned, strict=True)
     ]
     results = pd.concat([pd.DataFrame(places, columns=PLACE), pd.DataFrame(rows)], axis=1)
-    return place_files(suite, planned, results, run_records(uri, finished), run_rounds(uri, finished))
+    records = run_records(uri, finished)
+    if names := further_measures(suite):
+        records |= measured_records(records, run_scores(uri, finished), cells, names)
+    return place_files(suite, planned, results, records, run_rounds(uri, finished))
 
 
 def place_files(
@@ -124,7 +128,8 @@ def place_files(
     # Seeds that did not diverge say nothing about those that did.
     heads = results[~places.isin(places[results["status"] == "diverged"])][[*PLACE, "cell", "seed"]]
     by_reading = {(key, reading): frame for key, frame in rounds.items() for reading in POLICIES}
-    placed_records = _placed(heads, _readings(records), (*RECORD_COLUMNS, "accuracy"))
+    columns = (*RECORD_COLUMNS, "accuracy", *further_measures(suite))
+    placed_records = _placed(heads, _readings(records), columns)
     return Recorded(suite, planned, results, placed_records, _placed(heads, by_reading, ROUND_COLUMNS))
 
 

@@ -5,12 +5,14 @@ ablation it is the reference.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.measuring.measures import get_measure
 from fedprompt.harness.measuring.metrics import on_test_set
 from fedprompt.harness.report.inference import Difference, Leader, distinguishable, holm, paired
 from fedprompt.harness.report.power import smallest_detectable
@@ -35,7 +37,7 @@ class Comparison:
     controls: frozenset[str]  # several where methods are read under different policies, as in their papers
     differences: Mapping[str, Difference]  # of every row that has a control, adjusted for all of them
     leader: Leader | None  # among rows that have all seeds
-    detectable: Mapping[str, float]  # the smallest difference in points that would be found, by row
+    detectable: Mapping[str, float]  # the smallest difference that would be found, by row, as gains are printed
 
 
 Comparisons = Mapping[tuple[int, str], Comparison]  # by number of the setting and policy, as it is listed
@@ -43,7 +45,12 @@ Sweeps = Mapping[tuple[int, str, str, int], Difference]  # by number of the sett
 
 
 def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, measure: str = ACCURACY) -> Comparisons:
-    """Of every setting and policy that has records of ``measure``, V-sweeps apart."""
+    """Of every setting and policy that has records of ``measure``, V-sweeps apart.
+
+    Clients have no part of a measure that is the worst of theirs, so there are none of it.
+    """
+    if get_measure(measure).across == "worst":
+        return {}
     kind = records["column"].map({column: setting.kind for column, setting in enumerate(suite.settings)})
     trained = client_values(suite.settings, records[kind.isin(["heterogeneity", "ablation"])], measure)
     unseen = unseen_values(records[kind == "unseen"], measure)
@@ -54,13 +61,21 @@ def compare_rows(suite: Suite, results: pd.DataFrame, records: pd.DataFrame, mea
             entries = results[(results["column"] == column) & (results["policy"] == policy)]
             setting, table = suite.settings[column], by_row(values)
             table = table[[row.key for row in setting.rows if row.key in table]]
-            test_set = setting.kind if setting.kind in SHARED else LOCAL
-            images = int(on_test_set(records[records["column"] == column], test_set)["total"].median())
-            comparisons[column, policy] = _comparison(setting, table, entries, images)
+            images = _test_images(setting, records[records["column"] == column]) if measure == ACCURACY else 0
+            comparisons[column, policy] = _comparison(setting, table, entries, images, measure)
     return comparisons
 
 
-def _comparison(setting: Setting, table: pd.DataFrame, entries: pd.DataFrame, test_images: int) -> Comparison:
+def _test_images(setting: Setting, records: pd.DataFrame) -> int:
+    """Of the median client."""
+    return int(on_test_set(records, setting.kind if setting.kind in SHARED else LOCAL)["total"].median())
+
+
+def _comparison(
+    setting: Setting, values: pd.DataFrame, entries: pd.DataFrame, test_images: int, measure: str
+) -> Comparison:
+    values = values[_finite(values)]
+    table = _as_accuracies(values, measure)
     families = list(_families(setting, table, dict(zip(entries["row"], entries["reading"], strict=True))))
     count = sum(len(rows) - 1 for _, rows in families)
     differences: dict[str, Difference] = {}
@@ -77,7 +92,17 @@ def _comparison(setting: Setting, table: pd.DataFrame, entries: pd.DataFrame, te
     finished = (entries["status"] == "finished").groupby(entries["row"]).all()
     complete = [row for row in table if finished.get(row, False)]
     controls = frozenset(control for control, _ in families)
-    return Comparison(table, controls, differences, distinguishable(table[complete]), detectable)
+    return Comparison(values, controls, differences, distinguishable(table[complete]), detectable)
+
+
+def _finite(values: pd.DataFrame) -> list[Hashable]:
+    """The columns without infinite values, of whose differences nothing can be said."""
+    return [column for column in values if np.isfinite(values[column].fillna(0)).all()]
+
+
+def _as_accuracies(values: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """What `inference` compares: higher is better, and a hundredth is one unit of a printed difference."""
+    return values * (get_measure(measure).gain_scale / 100)
 
 
 def _families(setting: Setting, table: pd.DataFrame, readings: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -111,10 +136,13 @@ def compare_draws(suite: Suite, records: pd.DataFrame, measure: str = ACCURACY) 
     All V of a training are nested draws of it, so the differences do not depend on how the training went.
     """
     columns = [column for column, setting in enumerate(suite.settings) if setting.kind == "vsweep"]
+    sweeps: dict[tuple[int, str, str, int], Difference] = {}
+    if get_measure(measure).across == "worst":
+        return sweeps
     swept = client_values(suite.settings, records[records["column"].isin(columns)], measure, swept=True)
-    sweeps = {}
     for (column, policy, row), part in swept.groupby(ENTRY, sort=False):
-        table = by_row(part, "samples").sort_index(axis=1)
+        table = _as_accuracies(by_row(part, "samples").sort_index(axis=1), measure)
+        table = table[_finite(table)]
         table.columns = table.columns.map(str)
         for v, difference in (paired(table, ONE) if ONE in table else {}).items():
             sweeps[int(str(column)), str(policy), str(row), int(v)] = difference

@@ -108,8 +108,11 @@ def spread(parts: Components, pool: Pool) -> Spread:
 
 
 def has_collapsed(row: Array) -> bool:
-    """Whether training failed in some seed: what it did there says nothing about other rows, and vice versa."""
-    means = [np.nanmean(seed) for seed in row if not np.isnan(seed).all()]
+    """Whether training failed in some seed: what it did there says nothing about other rows, and vice versa.
+
+    Of measures where lower is better, which are negative here, the seed that is less than half of another one counts.
+    """
+    means = [abs(np.nanmean(seed)) for seed in row if not np.isnan(seed).all()]
     return bool(means) and bool(min(means) < COLLAPSED * max(means))
 
 

@@ -1,16 +1,19 @@
 """What the tables say, in sentences: of each setting and head policy, of V-sweeps, of mean ranks over settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from math import isnan
 
 import pandas as pd
 
 from fedprompt.harness.federation.policy import PAPER, head_owner
+from fedprompt.harness.measuring.measures import Measure, get_measure
 from fedprompt.harness.report.collect import POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, Comparison, Comparisons, Sweeps
 from fedprompt.harness.report.inference import Difference, Leader, significant_rows
 from fedprompt.harness.report.numbers import Number, grouped
 from fedprompt.harness.report.ranks import MeanRanks, mean_ranks
+from fedprompt.harness.report.values import ACCURACY
 from fedprompt.harness.running.suite import Setting, Suite
 
 HEADS = {
@@ -21,14 +24,16 @@ HEADS = {
     "none_then_ft": "After each client has fine-tuned its prompt",
     "paper": "With the head as in each method's paper",
 }
+ACCURACIES = get_measure(ACCURACY)
 LISTED = 3  # more gains or losses than this are counted, and only the largest is given
 Sentences = Mapping[tuple[int, str], str]  # by number of the setting and policy, as it is listed
 
 
-def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentences:
-    """What can be concluded from each comparison and each V-sweep."""
+def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps, measure: str = ACCURACY) -> Sentences:
+    """What can be concluded from each comparison and each V-sweep; measures other than accuracy are named."""
+    known = get_measure(measure)
     concluded = {
-        (column, policy): _sentence(suite.settings[column], comparison, policy)
+        (column, policy): _sentence(suite.settings[column], comparison, policy, known)
         for (column, policy), comparison in comparisons.items()
     }
     by_row: dict[tuple[int, str, str], dict[int, Difference]] = {}
@@ -36,12 +41,14 @@ def sentences(suite: Suite, comparisons: Comparisons, sweeps: Sweeps) -> Sentenc
         by_row.setdefault((column, policy, row), {})[v] = difference
     for (column, policy, row), differences in by_row.items():
         titles = {each.key: each.title for each in suite.settings[column].rows}
-        text = _under(policy, sweep_sentence(differences, titles[row]))
+        text = _under(policy, sweep_sentence(differences, titles[row], known))
         concluded[column, policy] = f"{concluded.get((column, policy), '')} {text}".strip()
-    return concluded
+    if measure == ACCURACY:
+        return concluded
+    return {place: f"{known.title}: {text}" for place, text in concluded.items()}
 
 
-def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:
+def _sentence(setting: Setting, comparison: Comparison, policy: str, measure: Measure) -> str:
     titles = {row.key: row.title for row in setting.rows}
     is_ablation = setting.kind == "ablation"
     control = titles.get(setting.reference, "the reference") if is_ablation else setting.control_title
@@ -49,7 +56,7 @@ def _sentence(setting: Setting, comparison: Comparison, policy: str) -> str:
     readings = {setting.reading(row, policy) for row in setting.rows if setting.shows(row, policy)}
     has_head = any(head_owner(reading) != "none" for reading in readings)
     shown = "none" if policy == PAPER and not has_head else policy
-    return conclusion(comparison.differences, comparison.leader, limit, shown, titles, control)
+    return conclusion(comparison.differences, comparison.leader, limit, shown, titles, control, measure)
 
 
 def ranks_by_policy(numbers: Sequence[Number]) -> dict[str, MeanRanks]:
@@ -64,9 +71,11 @@ def ranks_by_policy(numbers: Sequence[Number]) -> dict[str, MeanRanks]:
     }
 
 
-def what_the_tables_say(suite: Suite, concluded: Sentences, ranks: Mapping[str, MeanRanks]) -> Iterator[str]:
+def what_the_tables_say(
+    suite: Suite, of_measures: Sequence[Sentences], ranks: Mapping[str, MeanRanks]
+) -> Iterator[str]:
     """Every sentence with its table and setting, in the suite's order; then what ranks over settings say."""
-    for column, setting in enumerate(suite.settings):
+    for concluded, (column, setting) in product(of_measures, enumerate(suite.settings)):
         for policy in setting.policies:
             if (column, policy) in concluded:
                 yield f"{setting.table}, {setting.label}: {concluded[column, policy]}"
@@ -87,6 +96,7 @@ def conclusion(
     policy: str = "",
     titles: Mapping[str, str] | None = None,
     control: str = "no prompt",
+    measure: Measure = ACCURACIES,
 ) -> str:
     """One sentence from `paired`, `distinguishable` and `smallest_detectable`.
 
@@ -95,11 +105,13 @@ def conclusion(
     """
     names = titles or {}
     compared = {row: gain for row, gain in gains.items() if not isnan(gain.p)}
-    parts = list(_against(compared, names, control)) if compared else [f"nothing can be compared with {control}"]
+    parts = (
+        list(_against(compared, names, control, measure)) if compared else [f"nothing can be compared with {control}"]
+    )
     if compared and not isnan(detectable):
-        parts[-1] += f" (smallest detectable difference {detectable:.1f} points)"
+        parts[-1] += f" (smallest detectable difference {_amount(detectable, measure)})"
     if leader is not None and (not compared or len(significant_rows(compared, 1)) > 1):
-        parts.append(_lead(leader, names))
+        parts.append(_lead(leader, names, measure))
     seeds = {gain.seeds for gain in compared.values()} | ({leader.difference.seeds} if leader else set())
     if seeds == {1}:
         parts.append("with one seed this speaks about further clients, not about further seeds")
@@ -111,19 +123,21 @@ def _under(policy: str, text: str) -> str:
     return f"{head}, {text}" if head else f"{text[0].upper()}{text[1:]}"
 
 
-def _against(gains: Mapping[str, Difference], names: Mapping[str, str], control: str) -> Iterator[str]:
+def _against(
+    gains: Mapping[str, Difference], names: Mapping[str, str], control: str, measure: Measure
+) -> Iterator[str]:
     """Who gains, who loses, and how many do neither."""
     significant = 0
     for sign, verb, preposition in ((1, "gain", "over"), (-1, "lose", "against")):
         changes, than = significant_rows(gains, sign), f"{preposition} {control}"
         significant += len(changes)
-        amounts = [f"{names.get(change.row, change.row)} {_points(change)}" for change in changes]
+        amounts = [f"{names.get(change.row, change.row)} {_points(change, measure)}" for change in changes]
         count = f"{len(changes)} of {len(gains)} methods {verb}{'s' * (len(changes) == 1)} {than}"
         if len(gains) == len(changes) == 1:
-            yield f"{names.get(changes[0].row, changes[0].row)} {verb}s {_points(changes[0])} {than}"
+            yield f"{names.get(changes[0].row, changes[0].row)} {verb}s {_points(changes[0], measure)} {than}"
         elif len(changes) > LISTED:
             most = changes[0]
-            yield f"{count}; {names.get(most.row, most.row)} {verb}s most: {_points(most)}"
+            yield f"{count}; {names.get(most.row, most.row)} {verb}s most: {_points(most, measure)}"
         elif changes:
             yield f"{count}: {', '.join(amounts)}"
     left = len(gains) - significant
@@ -133,24 +147,29 @@ def _against(gains: Mapping[str, Difference], names: Mapping[str, str], control:
         yield f"no significant difference for the other {left if left > 1 else 'one'}"
 
 
-def _points(change: Difference, digits: int = 1) -> str:
+def _points(change: Difference, measure: Measure, more_digits: int = 0) -> str:
     """Difference and interval: `+8.5 points (4.7 to 12.1)`."""
-    text = f"{change.points:+.{digits}f} points ({change.low:.{digits}f} to {change.high:.{digits}f})"
-    return text.replace("-", "−")
+    digits = measure.decimals[1] + more_digits
+    edges = f"({change.low:.{digits}f} to {change.high:.{digits}f})"
+    return f"{change.points:+.{digits}f}{measure.gain_unit} {edges}".replace("-", "−")
 
 
-def _lead(leader: Leader, names: Mapping[str, str]) -> str:
+def _amount(difference: float, measure: Measure) -> str:
+    return f"{difference:.{measure.decimals[1]}f}{measure.gain_unit}"
+
+
+def _lead(leader: Leader, names: Mapping[str, str], measure: Measure) -> str:
     best, second = names.get(leader.best, leader.best), names.get(leader.second, leader.second)
     if not leader.distinguishable:
         return f"{best} and {second}, the two best, do not differ significantly"
-    return f"{best} is better than {second}, the second, by {leader.difference.points:.1f} points"
+    return f"{best} is better than {second}, the second, by {_amount(leader.difference.points, measure)}"
 
 
-def sweep_sentence(differences: Mapping[int, Difference], title: str) -> str:
+def sweep_sentence(differences: Mapping[int, Difference], title: str, measure: Measure = ACCURACIES) -> str:
     """What the largest V says against V = 1."""
     most = max(differences)
     change = differences[most]
     if change.significant:
         verb = "gains" if change.points > 0 else "loses"
-        return f"{title} {verb} {_points(change, 2)} by averaging {most} draws instead of one."
-    return f"{title} with {most} draws shows no significant difference from one draw: {_points(change, 2)}."
+        return f"{title} {verb} {_points(change, measure, 1)} by averaging {most} draws instead of one."
+    return f"{title} with {most} draws shows no significant difference from one draw: {_points(change, measure, 1)}."

@@ -123,9 +123,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def deciles(values: "pd.Series[float]") -> tuple[float, ...]:
-    """Values in percent that `PERCENTILES` of the clients of all seeds stay below."""
-    return tuple(100 * values.quantile([percent / 100 for percent in PERCENTILES]))
+def deciles(values: "pd.Series[float]", scale: int = 100) -> tuple[float, ...]:
+    """Values, as they are printed, that `PERCENTILES` of the clients of all seeds stay below."""
+    return tuple(scale * values.quantile([percent / 100 for percent in PERCENTILES]))
 
 
 def _difference(table: Mapping[str, Array], row: str, reference: str, pool: Pool) -> Difference:

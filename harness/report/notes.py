@@ -1,6 +1,7 @@
 """What a reader must know to judge the numbers: warnings, how to read them, tuned values, where they come from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -8,12 +9,16 @@ import pandas as pd
 
 from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.federation.policy import POLICY_NAMES, head_owner
+from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.report.collect import EXCLUDE, PLACE, short_commit
 from fedprompt.harness.report.comparisons import NO_PROMPT
 from fedprompt.harness.report.components import COLLAPSED
 from fedprompt.harness.report.document import MISSING, UNTUNED, Column, Entry, Grid, Note, Section, WrittenFigure
+from fedprompt.harness.report.values import protocol_of
 from fedprompt.harness.running.suite import Suite
 
+USUAL = asdict(Protocol())
+RECIPE = ("optimiser", "schedule", "warmup", "clip", "decay_biases", "head_input")  # of the protocol; papers give none
 USUAL_ROUNDS = 10  # the papers' last rounds
 HASH = 12  # digits shown
 LISTED = 20  # failures that are listed one by one
@@ -145,9 +150,23 @@ def reading(suite: Suite, results: pd.DataFrame) -> list[str]:
     share = results.assign(done=results["status"] == "finished").groupby(PLACE)["done"].mean()
     if share.between(0, 1, inclusive="neither").any():
         lines.append("(k/n): only k of n seeds are finished; such a mean is never bold.")
+    lines += _recipes(suite)
     if "heterogeneity" in kinds:
         lines.append("Sent: what one client uploads in one round, floats of 4 bytes.")
     return lines
+
+
+def _recipes(suite: Suite) -> Iterator[str]:
+    """What clients trained by, where that is not the default."""
+    recipes: dict[str, list[str]] = {}
+    for setting in suite.settings:
+        rules = asdict(protocol_of(setting))
+        changed = [f"{name.replace('_', ' ')} {rules[name]}" for name in RECIPE if rules[name] != USUAL[name]]
+        recipes.setdefault(", ".join(changed), []).append(f"{setting.table}, {setting.label}")
+    for changed_text, places in recipes.items():
+        if changed_text:
+            where = f" ({'; '.join(places)})" if len(recipes) > 1 else ""
+            yield f"Recipe other than the default (constant SGD on raw features): {changed_text}{where}."
 
 
 def _controls(suite: Suite) -> str:

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass
 from math import isnan
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
+from fedprompt.harness.measuring.measures import Measure, get_measure
 from fedprompt.harness.report.collect import EXCLUDE, OF_KIND, PLACE, Place
 from fedprompt.harness.report.comparisons import COMPARED, Comparisons, Sweeps, draws
 from fedprompt.harness.report.inference import PERCENTILES, Difference, deciles
 from fedprompt.harness.report.papers import Paper, Printed, printed_value
-from fedprompt.harness.report.values import by_policy
+from fedprompt.harness.report.values import ACCURACY, by_policy
 from fedprompt.harness.running.suite import Suite
 
 NAN = float("nan")
@@ -23,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """An ablation's difference from its reference, in points."""
+    """An ablation's difference from its reference, as gains are printed."""
 
     by_seed: Mapping[int, float]  # of each seed that both have finished
     over_clients: Difference | None  # with its interval; None where there are no records
@@ -41,12 +43,16 @@ class PairedDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Place):
-    """One entry of a table: a metric of a row, over its seeds; accuracies in percent, differences in points."""
+    """One entry of a table: a metric of a row, over its seeds; accuracies in percent, differences in points.
+
+    Numbers of other measures are in the measure's unit, and their gains are positive where the row is better.
+    """
 
     method: str
     dataset: str
     partition: str
-    metric: str
+    measure: Measure  # whose metric it is
+    metric: str  # as of accuracy: `average` is what the table compares, whatever the measure
     mean: float
     std: float  # sample standard deviation over seeds
     mean_exclude: float  # the same without clients that never took part
@@ -64,7 +70,7 @@ class Number(Place):
     control: bool = False
     gain: Difference | None = None  # over the control; in a V-sweep over a single draw
     smallest_detectable: float = NAN
-    deciles: tuple[float, ...] = ()  # accuracies that `PERCENTILES` of the clients stay below
+    deciles: tuple[float, ...] = ()  # values that `PERCENTILES` of the clients stay below
     leads: bool = False  # the best of its column, and significantly better than the second
     paired: PairedDifference | None = None  # in an ablation
     printed: Printed | None = None  # by the paper that the setting names
@@ -74,27 +80,44 @@ class Number(Place):
         """Setting, policy and row: which line of which column."""
         return self.column, self.policy, self.row
 
+    @property
+    def metric_name(self) -> str:
+        """In tables.csv: `average`, `nll`, `unseen_nll`."""
+        return self.metric if self.measure.name == ACCURACY else self.metric.replace("average", self.measure.name)
+
+
+def metrics_of(kind: str, measure: str) -> tuple[str, ...]:
+    """What tables print: of accuracy some that nothing is compared with, of other measures none of these."""
+    return (COMPARED[kind],) if kind in COMPARED and measure != ACCURACY else OF_KIND[kind]
+
 
 def summarise(
-    suite: Suite, results: pd.DataFrame, comparisons: Comparisons, sweeps: Sweeps, papers: Mapping[str, Paper]
+    suite: Suite,
+    results: pd.DataFrame,
+    comparisons: Comparisons,
+    sweeps: Sweeps,
+    papers: Mapping[str, Paper],
+    measure: str = ACCURACY,
 ) -> list[Number]:
-    """All numbers of a suite, in the order of its tables."""
-    paired = _paired_differences(suite, results, comparisons)
+    """All numbers of a suite's ``measure``, in the order of its tables; all but the suite and papers are of it, too."""
+    known = get_measure(measure)
+    paired = _paired_differences(suite, results, comparisons, known)
     numbers = []
     for values, cells in results.groupby(PLACE, sort=False):
         place = Place(*values)  # type: ignore[arg-type]
         state = _state(set(cells["status"]))
         finished = cells if state == "finished" else cells[:0]
         finished = finished[finished["status"] == "finished"]
-        for metric in OF_KIND[place.kind]:
-            means = 100 * finished[metric].dropna()
-            without = 100 * finished[EXCLUDE[metric]].dropna() if metric in EXCLUDE else means
+        for metric in metrics_of(place.kind, measure):
+            means = known.scale * finished[metric].dropna()
+            without = known.scale * finished[EXCLUDE[metric]].dropna() if metric in EXCLUDE else means
             number = Number(
                 **asdict(place),
                 **{name: cells.iloc[0][name] for name in ("dataset", "partition", "method", "untuned")},
+                measure=known,
                 metric=metric,
                 mean=means.mean(),
-                std=means.std(ddof=1),
+                std=means.std(ddof=1) if np.isfinite(means).all() else NAN,
                 mean_exclude=without.mean(),
                 std_exclude=without.std(ddof=1),
                 seeds=len(finished),
@@ -105,9 +128,9 @@ def summarise(
                 bytes_down=4 * finished["floats_down"].mean(),
                 drift=finished["drift"].mean(),
                 moving=finished["moving"].mean(),
-                printed=printed_value(suite, place, metric, papers),
+                printed=printed_value(suite, place, metric, papers) if measure == ACCURACY else None,
                 paired=paired.get((place.column, place.policy, place.row)),
-                **_compared(place, metric, comparisons, sweeps),
+                **_compared(place, known, metric, comparisons, sweeps),
             )
             numbers.append(number)
     return numbers
@@ -118,7 +141,7 @@ def _state(states: Collection[str]) -> str:
     return next(state for state in ("diverged", "finished", "failed", "missing") if state in states)
 
 
-def _compared(place: Place, metric: str, comparisons: Comparisons, sweeps: Sweeps) -> dict[str, Any]:
+def _compared(place: Place, measure: Measure, metric: str, comparisons: Comparisons, sweeps: Sweeps) -> dict[str, Any]:
     """The fields that come from clients' values; an ablation has differences from its reference instead of gains."""
     if place.kind == "vsweep":
         return {"gain": _known(sweeps.get((place.column, place.policy, place.row, draws(metric))))}
@@ -128,7 +151,7 @@ def _compared(place: Place, metric: str, comparisons: Comparisons, sweeps: Sweep
     leader = comparison.leader
     fields = {
         "leads": leader is not None and leader.distinguishable and leader.best == row,
-        "deciles": deciles(comparison.values[row]),
+        "deciles": deciles(comparison.values[row], measure.scale) if measure.across == "mean" else (),
         "smallest_detectable": comparison.detectable.get(row, NAN),
     }
     if place.kind == "ablation":
@@ -142,7 +165,7 @@ def _known(difference: Difference | None) -> Difference | None:
 
 
 def _paired_differences(
-    suite: Suite, results: pd.DataFrame, comparisons: Comparisons
+    suite: Suite, results: pd.DataFrame, comparisons: Comparisons, measure: Measure
 ) -> dict[tuple[int, str, str], PairedDifference]:
     """Those of all ablations, by setting, policy and row; the reference itself has none."""
     paired = {}
@@ -152,7 +175,7 @@ def _paired_differences(
         reference = suite.settings[column].reference
         comparison = comparisons.get((column, policy))
         for row in averages.keys() - {reference} if reference in averages else ():
-            by_seed = (100 * (averages[row] - averages[reference])).dropna()
+            by_seed = (measure.gain_scale * (averages[row] - averages[reference])).dropna()
             over_clients = comparison.differences.get(row) if comparison else None
             paired[column, policy, row] = PairedDifference(
                 {int(str(seed)): points for seed, points in by_seed.items()}, over_clients
@@ -180,8 +203,9 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 def _line(suite: str, n: Number) -> Iterator[tuple[str, object]]:
     yield "suite", suite
-    for name in ("table", "kind", "setting", "row", "title", "method", "policy", "reading", "metric"):
+    for name in ("table", "kind", "setting", "row", "title", "method", "policy", "reading"):
         yield name, getattr(n, name)
+    yield "metric", n.metric_name
     for name in ("dataset", "partition", "mean", "std", "mean_exclude", "std_exclude", "seeds", "seeds_expected"):
         yield name, getattr(n, name)
     for name in ("status", "untuned", "rounds_counted", "bytes_up", "bytes_down", "drift", "moving"):

@@ -10,6 +10,7 @@ from fedprompt.datasets import parse_partition, short_name
 from fedprompt.harness.federation.protocol import reported_rounds
 from fedprompt.harness.report.collect import METRICS
 from fedprompt.harness.report.document import MISSING, Column, Entry, Grid, Note
+from fedprompt.harness.report.notes import RECIPE, USUAL
 from fedprompt.harness.report.numbers import Number, grouped
 from fedprompt.harness.report.papers import Paper, printed_source
 from fedprompt.harness.report.tables import mark_notes, mean_and_spread, result_entry, row_titles, signed, slug
@@ -90,7 +91,8 @@ def _method_texts(suite: Suite, printed: Sequence[Number]) -> tuple[str, str]:
         for change in method_differences(suite, cell)
     ]
     protocols = [asdict(cell.protocol) for cell in cells]
-    values = {name: dict.fromkeys(_text(protocol[name]) for protocol in protocols) for name in UNPRINTED}
+    names = (*UNPRINTED, *(name for name in RECIPE if any(protocol[name] != USUAL[name] for protocol in protocols)))
+    values = {name: dict.fromkeys(_text(protocol[name]) for protocol in protocols) for name in names}
     unprinted = ", ".join(f"{name.replace('_', ' ')} {' or '.join(texts)}" for name, texts in values.items())
     return joined(changes), unprinted
 

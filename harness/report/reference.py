@@ -2,6 +2,7 @@
 
 cells.jsonl.gz    every finished cell: its hash, summary (with partition hash, data checksum, environment), rounds.csv
 records.csv.gz    every record of every finished cell
+scores/           every finished cell's scores.gz as its run wrote it, named by the cell's hash; older folders have none
 partitions/       who has what: one file per partition, named by its hash
 suite.toml        the suite; tuned.toml the values it ran with
 cells.csv, tables.csv, report.md    as `fedprompt report` writes them, without figures
@@ -12,6 +13,7 @@ them.
 """
 
 import gzip
+import hashlib
 import io
 import json
 import shutil
@@ -26,19 +28,22 @@ import pandas as pd
 
 from fedprompt.core.errors import UserError
 from fedprompt.core.files import write_atomic
+from fedprompt.harness.measuring.score_frame import scores_frame
 from fedprompt.harness.report.collect import PLACE, Recorded, place_files
 from fedprompt.harness.report.compose import compose_report
 from fedprompt.harness.report.numbers import csv_text, numbers_frame
 from fedprompt.harness.report.records import with_test_set
+from fedprompt.harness.report.scores import check_scores, further_measures, measured_records
 from fedprompt.harness.report.writers import markdown
 from fedprompt.harness.running.cell import Cell, cell_from_json
 from fedprompt.harness.running.folder import LockedError, finish, is_done, open_folder, run_folder
+from fedprompt.harness.running.journal import SCORES
 from fedprompt.harness.running.suite import Suite
 from fedprompt.harness.running.suite_file import load_suite, suite_path
 from fedprompt.harness.tuning.search import study_keys
 from fedprompt.harness.tuning.tuned import Tuned, read_tuned, tuned_choices, tuning_notes, write_tuned
 
-CELLS, RECORDS, PARTITIONS = "cells.jsonl.gz", "records.csv.gz", "partitions"
+CELLS, RECORDS, PARTITIONS, SCORES_FOLDER = "cells.jsonl.gz", "records.csv.gz", "partitions", "scores"
 TEXTS = ("reason", "code", "commit", "partition_hash", "data_checksum", "other_code", "cell")  # columns of cells.csv
 PACKAGES = ("fedprompt-bench", "torch", "timm", "numpy", "pillow")
 
@@ -51,8 +56,9 @@ def publish(suite: Suite, out: Path, folder: Path) -> str:
         raise UserError(f"no cell of suite {suite.name!r} is finished in {out}; run: {suite.command('bench')}")
     _check_nothing_is_lost({cell.hash: cell for cell in cells}, finished, folder, suite)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / PARTITIONS, ignore_errors=True)
-    (folder / PARTITIONS).mkdir()
+    for name in (PARTITIONS, SCORES_FOLDER):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir()
     lines = [json.dumps(_described(run_folder(out, cell), cell, folder), sort_keys=True) for cell in finished]
     write_atomic(folder / CELLS, _packed("\n".join(lines) + "\n"))
     records = pd.concat([_records(out, cell) for cell in finished], ignore_index=True)
@@ -124,7 +130,28 @@ def _described(run: Path, cell: Cell, folder: Path) -> dict[str, object]:
     if (run / "partition.npz").exists():
         shutil.copyfile(run / "partition.npz", _partition_file(folder, summary))
     rounds = (run / "rounds.csv").read_text() if (run / "rounds.csv").exists() else ""
-    return {"hash": cell.hash, "cell": json.loads(cell.to_json()), "summary": summary, "rounds": rounds}
+    line = {"hash": cell.hash, "cell": json.loads(cell.to_json()), "summary": summary, "rounds": rounds}
+    if not (run / SCORES).exists():
+        return line
+    scores, records = (run / SCORES).read_bytes(), pd.read_csv(run / "records.csv", dtype={"partition": str})
+    check_scores(scores_frame(scores, run / SCORES), with_test_set(records), run)
+    write_atomic(_scores_file(folder, cell.hash), scores)
+    return {**line, "scores": hashlib.sha256(scores).hexdigest()}
+
+
+def _scores_file(folder: Path, key: str) -> Path:
+    return folder / SCORES_FOLDER / f"{key}.gz"
+
+
+def _scores(folder: Path, line: Mapping[str, Any]) -> bytes:
+    """A cell's scores, which must be those that were published; empty if none were."""
+    if "scores" not in line:
+        return b""
+    file = _scores_file(folder, line["hash"])
+    scores = file.read_bytes() if file.exists() else b""
+    if hashlib.sha256(scores).hexdigest() != line["scores"]:
+        raise UserError(f"{file} is {'damaged' if scores else 'missing'}; take the whole published folder again.")
+    return scores
 
 
 def _partition_file(folder: Path, summary: Mapping[str, Any]) -> Path:
@@ -198,6 +225,9 @@ def recorded_in(folder: Path, suite: Suite | None = None) -> Recorded:
     )
     by_cell = with_test_set(published_records(folder)).groupby("cell", sort=False)
     records = {str(key): frame.drop(columns="cell") for key, frame in by_cell}
+    if names := further_measures(suite):
+        scores = ((line["hash"], scores_frame(content, folder)) for line in lines if (content := _scores(folder, line)))
+        records |= measured_records(records, scores, cells, names)
     rounds = {line["hash"]: pd.read_csv(io.StringIO(line["rounds"]), dtype={"cohort": str}) for line in lines}
     return place_files(suite, planned, results, records, rounds)
 
@@ -220,7 +250,8 @@ class Restored(NamedTuple):
 def restore(folder: Path, cells: Iterable[Cell], out: Path) -> Restored:
     """Make finished run folders of the published cells among ``cells``, unless ``out`` has them already.
 
-    A cell's hash covers the code that computes it, so what other code has computed is not taken.
+    A cell's hash covers the code that computes it, so what other code has computed is not taken; nor are scores that
+    do not say what the records say.
     """
     wanted = {cell.hash: cell for cell in cells}
     lines = {line["hash"]: line for line in _lines(folder)}
@@ -231,11 +262,16 @@ def restore(folder: Path, cells: Iterable[Cell], out: Path) -> Restored:
     count = 0
     for key in taken:
         run, summary = run_folder(out, wanted[key]), lines[key]["summary"]
+        scores = _scores(folder, lines[key])
+        if scores:
+            check_scores(scores_frame(scores, folder), with_test_set(parts[key].drop(columns="cell")), folder)
         try:
             with open_folder(run, wanted[key], restart=True):
                 table = parts[key].drop(columns="cell").to_csv(index=False, lineterminator="\n")
                 write_atomic(run / "records.csv", table.encode())
                 write_atomic(run / "rounds.csv", lines[key]["rounds"].encode())
+                if scores:
+                    write_atomic(run / SCORES, scores)
                 if _partition_file(folder, summary).exists():
                     write_atomic(run / "partition.npz", _partition_file(folder, summary).read_bytes())
                 finish(run, summary)

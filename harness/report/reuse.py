@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedprompt.core.files import write_atomic
+from fedprompt.harness.measuring import measures
 from fedprompt.harness.recording.store import FoundRuns, find_runs
 from fedprompt.harness.running.suite import Suite
 
@@ -38,13 +39,15 @@ def make_stamp(suite: Suite, suite_runs: FoundRuns, out: Path, accept_code: bool
     runs = [(key, run) for group in (suite_runs.current, suite_runs.older) for key, run in group.items()]
     states = sorted((key, run.info.run_id, run.info.status, run.info.end_time or 0) for key, run in runs)
     failures = sorted(str(path) for path in (out / "runs").glob("*/failed.json"))
-    files = [*Path(__file__).parent.rglob("*.*"), *(out / "paper").glob("*"), *(out / "tuned").glob("*")]
+    files = [*Path(__file__).parent.rglob("*.*"), Path(measures.__file__)]
+    files += [*(out / "paper").glob("*"), *(out / "tuned").glob("*")]
     code = [(file.name, file.stat().st_mtime_ns) for file in sorted(files) if "__pycache__" not in file.parts]
     everything = [
         accept_code,
         suite.title,
         suite.argument,
         entries,
+        suite.measures,
         sorted(map(str, suite.tuned.items())),
         states,
         failures,

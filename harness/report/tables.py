@@ -3,16 +3,18 @@
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isnan
+from math import isinf, isnan
 
 from fedprompt.core.text import bytes_text
 from fedprompt.harness.federation.policy import POLICY_NAMES
 from fedprompt.harness.measuring.convergence import ERRORS, THRESHOLD
+from fedprompt.harness.measuring.measures import Measure
 from fedprompt.harness.report.collect import METRICS, OF_KIND, POLICY_HEADINGS
 from fedprompt.harness.report.comparisons import COMPARED, NO_PROMPT
 from fedprompt.harness.report.document import DIVERGED, FAILED, MISSING, UNTUNED, Column, Entry, Grid, Note
 from fedprompt.harness.report.inference import PERCENTILES
-from fedprompt.harness.report.numbers import Key, Number, grouped
+from fedprompt.harness.report.numbers import Key, Number, grouped, metrics_of
+from fedprompt.harness.report.values import ACCURACY
 from fedprompt.harness.running.suite import Suite
 
 DIFFERENT = "†"
@@ -26,24 +28,57 @@ MOVING = (
     "half to the later one."
 )
 SWEEP_NOTE = (
-    "Difference in points, paired by seed and client, with its 95 % interval over further clients and seeds. All V "
+    "Difference{unit}, paired by seed and client, with its 95 % interval over further clients and seeds. All V "
     "are nested draws of one training."
 )
-DECILE_NOTE = Note(
-    "", "10 %, 50 %, 90 %: accuracy that this share of the clients of all seeds stays below; mean over reported rounds."
+DECILES = "10 %, 50 %, 90 %: {} that this share of the clients of all seeds stays below; mean over reported rounds."
+DIFFERENCE = "Difference: {}{unit}, seed by seed; mean ± sample standard deviation."
+ABLATION_INTERVAL = Note(
+    "", "95 % CI: of the paired difference (same seed, same client), over further clients and seeds like these."
 )
-
-
-ABLATION_NOTES = (
-    Note("", "Difference: Average minus the reference's, in points, seed by seed; mean ± sample standard deviation."),
-    Note("", "95 % CI: of the paired difference (same seed, same client), over further clients and seeds like these."),
-)
+ACROSS = {
+    "mean": "Mean over clients",
+    "worst": "The worst client of each round",
+    "pooled": "All clients' images pooled; intervals by the jackknife over clients",
+}
 Part = Sequence[Number]
 
 
 def tables_of(numbers: Part) -> dict[tuple[str, str], list[Number]]:
     """Numbers by heading and kind of their table, in the suite's order; settings that share both share a table."""
-    return grouped(numbers, lambda n: (n.table, n.kind))
+    return grouped(numbers, lambda n: (_of_measure(n.measure, n.table), n.kind))
+
+
+def _of_measure(measure: Measure, title: str) -> str:
+    """A table's title; that of accuracies does not name them."""
+    return title if measure.name == ACCURACY else f"{measure.title}: {title}"
+
+
+def _heading(metric: str, measure: Measure) -> str:
+    """Of a column."""
+    if measure.name == ACCURACY:
+        return METRICS[metric]
+    return METRICS[metric].replace("Average", measure.name + f" ({measure.unit})" * bool(measure.unit))
+
+
+def measure_notes(part: Part) -> Iterator[Note]:
+    """What the numbers of a table are, where they are not accuracies."""
+    measure = part[0].measure
+    if measure.name == ACCURACY:
+        return
+    better = "Higher" if measure.higher_is_better else "Lower"
+    yield Note("", f"{measure.title}: {measure.says} {better} is better. {ACROSS[measure.across]}.")
+    if not measure.higher_is_better and measure.across != "worst":
+        yield Note("", f"Differences are improvements: positive where {measure.name} is lower.")
+    if any(isinf(number.mean) for number in part):
+        yield Note("", "inf: a method that excludes an image's true class; its differences are left out.")
+    if any(number.status == "missing" for number in part):
+        yield Note("", f"{MISSING}: there is no run, or it has no scores of such images.")
+
+
+def in_unit(measure: Measure) -> str:
+    """The unit of differences, to follow a word."""
+    return f" in{measure.gain_unit}" if measure.gain_unit else ""
 
 
 def results(title: str, part: Part) -> Iterator[tuple[Part, tuple[Grid, ...]]]:
@@ -65,24 +100,27 @@ def _pair(title: str, part: Part, groups: Sequence[tuple[str, Part]]) -> Iterato
     titles = row_titles(part)
     kind, by_policy = part[0].kind, len({number.policy for number in part}) > 1
     main = COMPARED[kind]
-    metrics = [metric for metric in OF_KIND[kind] if metric == main or not by_policy]
+    measure = part[0].measure
+    metrics = [metric for metric in metrics_of(kind, measure.name) if metric == main or not by_policy]
     columns = [column for heading, numbers in groups for column in _means(heading, numbers, titles, metrics)]
-    if kind == "heterogeneity":
+    if kind == "heterogeneity" and measure.name == ACCURACY:
         columns.append(_sent(part, titles))
     meaning = "Differs from the control at 5 %, adjusted for all comparisons below one heading."
-    notes = (*_marked(columns, meaning), *_uncompared([n for n in part if n.metric == main]), *mark_notes(columns))
+    uncompared = _uncompared([n for n in part if n.metric == main])
+    notes = (*measure_notes(part), *_marked(columns, meaning), *uncompared, *mark_notes(columns))
     rows = tuple(titles.values())
     yield Grid(slug(title), title, rows, tuple(columns), notes=notes)
-    others = [metric for metric in OF_KIND[kind] if metric not in metrics]
+    others = [metric for metric in metrics_of(kind, measure.name) if metric not in metrics]
     spread = [column for heading, numbers in groups for column in _spread(heading, numbers, titles, main, others)]
     if spread:
-        yield Grid(f"{slug(title)}-clients", f"{title}, over clients", rows, tuple(spread), notes=(DECILE_NOTE,))
+        deciles = Note("", DECILES.format(measure.title if measure.name != ACCURACY else "accuracy"))
+        yield Grid(f"{slug(title)}-clients", f"{title}, over clients", rows, tuple(spread), notes=(deciles,))
 
 
 def _means(heading: str, numbers: Part, rows: Iterable[str], metrics: Sequence[str]) -> Iterator[Column]:
     for metric in metrics:
         lines = {number.row: number for number in numbers if number.metric == metric}
-        yield Column(heading, METRICS[metric], _entries(lines, rows))
+        yield Column(heading, _heading(metric, numbers[0].measure), _entries(lines, rows))
         if any(number.control for number in lines.values()):
             yield Column(heading, "Gain", tuple(_gain(lines[row]) if row in lines else Entry("") for row in rows))
 
@@ -93,7 +131,8 @@ def _gain(number: Number) -> Entry:
     gain = number.gain
     if gain is None:
         return _absent(number)
-    text = f"{gain.points:+.1f} [{gain.low:.1f}, {gain.high:.1f}]".replace("-", "−")
+    digits = number.measure.decimals[1]
+    text = f"{gain.points:+.{digits}f} [{gain.low:.{digits}f}, {gain.high:.{digits}f}]".replace("-", "−")
     return Entry(text, marks=DIFFERENT if gain.significant else "")
 
 
@@ -139,12 +178,13 @@ def _spread(heading: str, numbers: Part, rows: Iterable[str], main: str, others:
     """Metrics that the table of means leaves out, then deciles; no columns where there are no records."""
     for metric in others:
         lines = {number.row: number for number in numbers if number.metric == metric}
-        yield Column(heading, METRICS[metric], _entries(lines, rows))
+        yield Column(heading, _heading(metric, numbers[0].measure), _entries(lines, rows))
     lines = {number.row: number for number in numbers if number.metric == main}
+    digits = numbers[0].measure.decimals[1]
     if any(number.deciles for number in lines.values()):
         for place, percent in enumerate(PERCENTILES):
             shares = {
-                row: Entry(f"{number.deciles[place]:.1f}") if number.deciles else _absent(number)
+                row: Entry(f"{number.deciles[place]:.{digits}f}") if number.deciles else _absent(number)
                 for row, number in lines.items()
             }
             yield Column(heading, f"{percent} %", tuple(shares.get(row, Entry("")) for row in rows))
@@ -159,25 +199,29 @@ def vsweep(title: str, part: Part) -> Grid:
     }
     by_metric = {metric: {n.entry: n for n in numbers} for metric, numbers in grouped(part, lambda n: n.metric).items()}
     columns = [Column("", METRICS[metric], _entries(numbers, names)) for metric, numbers in by_metric.items()]
-    notes = [*mark_notes(columns)]
+    notes = [*measure_notes(part), *mark_notes(columns)]
+    measure = part[0].measure
     most = list(by_metric)[-1]
     if any(number.gain for number in by_metric[most].values()):
         gains = tuple(_gain(by_metric[most][entry]) for entry in names)
-        columns.append(Column("", f"{METRICS[most]} − V=1", gains))
-        notes += [Note("", SWEEP_NOTE), *_marked(columns, "Differs from V = 1 at 5 %, adjusted for the number of V.")]
+        minuend, subtrahend = (METRICS[most], "V=1")[:: 1 if measure.higher_is_better else -1]
+        columns.append(Column("", f"{minuend} − {subtrahend}", gains))
+        explained = Note("", SWEEP_NOTE.format(unit=in_unit(measure)))
+        meaning = "Differs from V = 1 at 5 %, adjusted for the number of V."
+        notes += [explained, *_marked(columns, meaning)]
     return Grid(slug(title), title, tuple(names.values()), tuple(columns), notes=tuple(notes))
 
 
 def ablation(suite: Suite, title: str, part: Part) -> Grid:
     """Average, then the paired difference from one row: its mean and spread over seeds, each seed, its interval."""
-    titles = row_titles(part)
+    titles, measure = row_titles(part), part[0].measure
     several = len({number.policy for number in part}) > 1
     columns: list[Column] = []
     for (column, policy), numbers in grouped(part, lambda n: (n.column, n.policy)).items():
         setting = suite.settings[column]
         label = f"{setting.label}, {POLICY_HEADINGS[policy].lower()}" if several else setting.label
         lines = {number.row: number for number in numbers}
-        columns.append(Column(label, METRICS["average"], _entries(lines, titles)))
+        columns.append(Column(label, _heading("average", measure), _entries(lines, titles)))
         if setting.reference:
             texts = [_difference(lines.get(row), setting.reference, len(suite.seeds)) for row in titles]
             heads = ("Difference", "Each seed", "95 % CI", "Clients")
@@ -185,8 +229,12 @@ def ablation(suite: Suite, title: str, part: Part) -> Grid:
                 Column(label, head, tuple(map(Entry, column)))
                 for head, column in zip(heads, zip(*texts, strict=True), strict=True)
             ]
-    explained = ABLATION_NOTES if any(suite.settings[number.column].reference for number in part) else ()
-    notes = (*explained, *mark_notes(columns))
+    name = METRICS["average"] if measure.name == ACCURACY else measure.name
+    taken = f"{name} minus the reference's" if measure.higher_is_better else f"the reference's {name} minus the row's"
+    unit = f",{in_unit(measure)}" if in_unit(measure) else ""
+    explained = (Note("", DIFFERENCE.format(taken, unit=unit)), ABLATION_INTERVAL)
+    has_reference = any(suite.settings[number.column].reference for number in part)
+    notes = (*measure_notes(part), *(explained if has_reference else ()), *mark_notes(columns))
     return Grid(slug(title), title, tuple(titles.values()), tuple(columns), corner="Variant", notes=notes)
 
 
@@ -199,14 +247,15 @@ def _difference(number: Number | None, reference: str, seeds: int) -> tuple[str,
     pair = number.paired
     if pair is None or not pair.by_seed:
         return MISSING, MISSING, MISSING, MISSING
-    known, over_clients = len(pair.by_seed), pair.over_clients
-    spread = "" if known < 2 else f"±{pair.std:.2f}"
+    known, over_clients, digits = len(pair.by_seed), pair.over_clients, number.measure.decimals[0]
+    spread = "" if known < 2 else f"±{pair.std:.{digits}f}"
     spread += "" if known == seeds else f" ({known}/{seeds})"
     interval = MISSING
     if over_clients and not isnan(over_clients.low):
-        interval = f"{signed(over_clients.low)} to {signed(over_clients.high)}"
+        interval = f"{signed(over_clients.low, digits)} to {signed(over_clients.high, digits)}"
     clients = over_clients.clients if over_clients else 0
-    return signed(pair.mean) + spread, ", ".join(map(signed, pair.by_seed.values())), interval, str(clients)
+    each_seed = ", ".join(signed(difference, digits) for difference in pair.by_seed.values())
+    return signed(pair.mean, digits) + spread, each_seed, interval, str(clients)
 
 
 def row_titles(part: Part) -> dict[str, str]:
@@ -224,8 +273,9 @@ def result_entry(number: Number) -> Entry:
     if number.status != "finished" or isnan(number.mean):
         impossible = number.status == "finished" and number.metric in ("novel_average", "harmonic_mean")
         return Entry(NOT_APPLICABLE) if impossible else _absent(number)
-    text = mean_and_spread(number.mean, number.std)
-    without = mean_and_spread(number.mean_exclude, number.std_exclude)
+    digits = number.measure.decimals[0]
+    text = mean_and_spread(number.mean, number.std, digits)
+    without = mean_and_spread(number.mean_exclude, number.std_exclude, digits)
     below = "" if without == text or isnan(number.mean_exclude) else f"[{without}]"
     is_moving = number.moving >= MOVING_SHARE and number.metric not in UNMARKED
     marks = "" if not is_moving else RISING if number.drift > 0 else FALLING
@@ -240,14 +290,14 @@ def _absent(number: Number) -> Entry:
     return Entry(number.status if number.status in (FAILED, DIVERGED) else MISSING)
 
 
-def mean_and_spread(mean: float, std: float) -> str:
+def mean_and_spread(mean: float, std: float, digits: int = 2) -> str:
     """`61.23±0.50`, or the mean alone where there is one seed."""
-    return f"{mean:.2f}" + ("" if isnan(std) else f"±{std:.2f}")
+    return f"{mean:.{digits}f}" + ("" if isnan(std) else f"±{std:.{digits}f}")
 
 
-def signed(difference: float) -> str:
+def signed(difference: float, digits: int = 2) -> str:
     """With its sign, even where it rounds to zero."""
-    return f"{difference:+.2f}".replace("-", "−")
+    return f"{difference:+.{digits}f}".replace("-", "−")
 
 
 def _sent(part: Part, rows: Iterable[str]) -> Column:

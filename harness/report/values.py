@@ -11,6 +11,7 @@ import pandas as pd
 from fedprompt.core.fields import build
 from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.measuring.evaluation import LOCAL
+from fedprompt.harness.measuring.measures import get_measure
 from fedprompt.harness.measuring.metrics import on_test_set
 from fedprompt.harness.running.suite import Setting
 
@@ -41,13 +42,28 @@ def client_values(
     ``test_set`` is each client's own images or one that all share. With ``swept`` there is one line per number of draws
     (`samples`) that was evaluated besides the method's own. Clients without test data have no value and no line.
     """
-    protocols = [protocol_of(setting) for setting in settings]
-    places = zip(records["column"], records["round"], strict=True)
-    is_reported = [protocols[column].reported(round_) for column, round_ in places]
-    reported = records[pd.Series(is_reported, records.index, dtype=bool)]
     keys = [*ENTRY, *(["samples"] if swept else []), "seed", "client"]
-    counted = _counted(protocols, reported, test_set, swept)
+    counted = _reported(settings, records, test_set, swept)
     return counted.groupby(keys, sort=False)[measure].mean().dropna().rename("value").reset_index()
+
+
+def reported_values(
+    settings: Sequence[Setting], records: pd.DataFrame, measure: str, test_set: str = LOCAL, swept: bool = False
+) -> pd.DataFrame:
+    """One line per column, policy, row, seed and reported round, with ``swept`` also per `samples`: clients combined.
+
+    As the measure says, they are combined to their mean or to the worst of them.
+    """
+    keys = [*ENTRY, *(["samples"] if swept else []), "seed", "round"]
+    clients = _reported(settings, records, test_set, swept).groupby(keys, sort=False)[measure]
+    return clients.agg(rule_of(measure)).dropna().rename("value").reset_index()
+
+
+def rule_of(measure: str) -> str:
+    """How pandas combines the clients of a round; columns of pooled measures are made so that it is their mean."""
+    known = get_measure(measure)
+    worst = "min" if known.higher_is_better else "max"
+    return worst if known.across == "worst" else "mean"
 
 
 def unseen_values(records: pd.DataFrame, measure: str = ACCURACY) -> pd.DataFrame:
@@ -61,6 +77,14 @@ def round_values(settings: Sequence[Setting], records: pd.DataFrame, measure: st
     """One line per column, policy, row, seed and evaluated round: the mean of ``measure`` over clients that train."""
     counted = _counted([protocol_of(setting) for setting in settings], records)
     return counted.groupby([*ENTRY, "seed", "round"], sort=False)[measure].mean().rename("value").reset_index()
+
+
+def _reported(settings: Sequence[Setting], records: pd.DataFrame, test_set: str, swept: bool) -> pd.DataFrame:
+    """Those of `_counted` that belong to reported rounds."""
+    protocols = [protocol_of(setting) for setting in settings]
+    places = zip(records["column"], records["round"], strict=True)
+    is_reported = [protocols[column].reported(round_) for column, round_ in places]
+    return _counted(protocols, records[pd.Series(is_reported, records.index, dtype=bool)], test_set, swept)
 
 
 def _counted(

@@ -13,9 +13,9 @@ from fedprompt.core.errors import UserError
 from fedprompt.harness import measure_clients, measure_rounds, read_records, read_scores, sync
 from fedprompt.harness.conformance.toy import toy_dataset
 from fedprompt.harness.running.cell import Cell, make_cell
+from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import RoundProgress, run_cell
 from fedprompt.harness.running.session import run_cells
-from fedprompt.harness.running.site import Site
 from fedprompt.methods import load_plugin
 
 RULES = {"rounds": 4, "epochs": 1, "batch_size": 8, "participation": 0.5, "last": 2, "eval_every": 1}
@@ -55,7 +55,7 @@ def test_accuracy_from_scores_is_that_of_the_records(
     toy_cell: Cell, tmp_path: Path, method: str, partition: str, protocol: dict[str, Any]
 ) -> None:
     cell = cell_like(toy_cell, method, partition, **protocol)
-    run_cell(cell, Site(tmp_path))
+    run_cell(cell, RunEnvironment(tmp_path))
     records, scores = read_records(tmp_path), read_scores(tmp_path)
     reported = records[records["round"].isin([3, 4]) & (records["total"] > 0)]
     measured = measure_clients(scores, "accuracy")
@@ -65,7 +65,7 @@ def test_accuracy_from_scores_is_that_of_the_records(
 
 
 def test_scores_name_the_image_and_its_class(toy_cell: Cell, tmp_path: Path) -> None:
-    run_cell(toy_cell, Site(tmp_path))
+    run_cell(toy_cell, RunEnvironment(tmp_path))
     scores, dataset = read_scores(tmp_path), toy_dataset()
     assert np.array_equal(dataset.labels[scores["image"]], scores["label"])
     assert dataset.is_test[scores["image"]].all()
@@ -73,14 +73,14 @@ def test_scores_name_the_image_and_its_class(toy_cell: Cell, tmp_path: Path) -> 
 
 
 def test_mlflow_has_the_same_scores(toy_cell: Cell, tmp_path: Path) -> None:
-    run_cell(toy_cell, Site(tmp_path))
+    run_cell(toy_cell, RunEnvironment(tmp_path))
     uri = new_store(tmp_path / "store")
     sync(tmp_path, uri)
     pd.testing.assert_frame_equal(read_scores(uri), read_scores(tmp_path))
 
 
 def test_runs_without_scores_are_left_out(toy_cell: Cell, tmp_path: Path) -> None:
-    folder = run_cell(toy_cell, Site(tmp_path))
+    folder = run_cell(toy_cell, RunEnvironment(tmp_path))
     done_folder(tmp_path, dataclasses.replace(toy_cell, seed=7))
     with pytest.warns(UserWarning, match=r"has no scores\.gz; left out"):
         scores = read_scores(tmp_path)
@@ -90,7 +90,7 @@ def test_runs_without_scores_are_left_out(toy_cell: Cell, tmp_path: Path) -> Non
 
 
 def test_calibration_is_measured_over_all_clients_of_a_round(toy_cell: Cell, tmp_path: Path) -> None:
-    run_cell(toy_cell, Site(tmp_path))
+    run_cell(toy_cell, RunEnvironment(tmp_path))
     scores = read_scores(tmp_path)
     rounds = measure_rounds(scores, "ece")
     assert rounds["round"].tolist() == [3, 4]
@@ -111,12 +111,12 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_stopped(toy_cell: Cell,
         if progress.round == stopped:
             raise StopError
 
-    whole = run_cell(cell, Site(tmp_path / "a"))
+    whole = run_cell(cell, RunEnvironment(tmp_path / "a"))
     with pytest.raises(StopError):
-        run_cell(cell, Site(tmp_path / "b"), stop)
-    resumed = run_cell(cell, Site(tmp_path / "b"))
+        run_cell(cell, RunEnvironment(tmp_path / "b"), stop)
+    resumed = run_cell(cell, RunEnvironment(tmp_path / "b"))
     assert (whole / "scores.gz").read_bytes() == (resumed / "scores.gz").read_bytes()
-    everybody = run_cell(cell, Site(tmp_path / "c", evaluate_all=True))
+    everybody = run_cell(cell, RunEnvironment(tmp_path / "c", evaluate_all=True))
     assert (whole / "scores.gz").read_bytes() == (everybody / "scores.gz").read_bytes()
 
 
@@ -124,7 +124,7 @@ def test_the_cell_of_a_method_that_reads_labels_fails_with_one_line(toy_cell: Ce
     plugin = tmp_path / "cheat_for_scores.py"
     plugin.write_text(CHEAT)
     load_plugin(plugin)
-    outcomes = run_cells([cell_like(toy_cell, "cheat-for-scores"), toy_cell], Site(tmp_path))
+    outcomes = run_cells([cell_like(toy_cell, "cheat-for-scores"), toy_cell], RunEnvironment(tmp_path))
     errors = {outcome.cell.method: outcome.error for outcome in outcomes}
     assert "batches for prediction have no labels; " in errors["cheat-for-scores"]
     assert "\n" not in errors["cheat-for-scores"]

@@ -116,6 +116,16 @@ def test_marks_are_explained_only_where_they_are_used() -> None:
     assert [line[:5] for line in reading(suite, other) if line.startswith(("[ ]", "(k/n)"))] == ["[ ]: ", "(k/n)"]
 
 
+def test_a_recipe_that_is_not_the_default_is_named_with_its_settings() -> None:
+    suite = a_suite(m=(1, 2))
+    assert not any(line.startswith("Recipe") for line in reading(suite, results_frame(suite)))
+    first, second = suite.settings
+    warmed = dataclasses.replace(second, protocol={**second.protocol, "optimiser": "adamw", "warmup": 1})
+    mixed = dataclasses.replace(suite, settings=(first, warmed))
+    [line] = [line for line in reading(mixed, results_frame(mixed)) if line.startswith("Recipe")]
+    assert line.endswith("raw features): optimiser adamw, warmup 1 (Feature shift, m=2).")
+
+
 def test_how_firm_the_choices_are_stands_with_the_tuned_values() -> None:
     suite = a_suite(tuned={("fedvpt", "glyph-domains", "domains:m=1", "local"): {"lr": 0.3}})
     section = tuned_section(suite, results_frame(suite), ["2 of 9 choices lie at an edge."])

@@ -242,3 +242,12 @@ def test_numbers_that_notes_quote_are_printed_values() -> None:
     quoted = re.findall(r"\b\d+\.\d\d\b", " ".join(texts))
     assert len(quoted) >= 5
     assert set(quoted) <= {f"{value:.2f}" for paper in PAPERS.values() for value in paper.values["value"]}
+
+
+def test_the_recipe_is_named_where_it_is_not_the_default() -> None:
+    usual, other = (
+        grids(paper_suite(paper_setting("m=1", ("fedvpt",), protocol=protocol)), average=0.9)[0].caution
+        for protocol in ({}, {"optimiser": "adam", "head_input": "normalised"})
+    )
+    assert "batch size 64. Published" in usual
+    assert "batch size 64, optimiser adam, head input normalised. Published" in other
