@@ -191,8 +191,9 @@ def published_records(folder: Path) -> pd.DataFrame:
 
 
 def published_suite(folder: Path) -> Suite:
-    """The suite as it was run: with its tuned values and weights."""
+    """The suite as it was run: with its tuned values and weights, and without methods that came later (`all`)."""
     suite = replace(load_suite(str(folder / "suite.toml")), name=folder.name, file="")
+    suite = suite.only(list(pd.read_csv(folder / "cells.csv", usecols=["row"])["row"].unique()))
     entries = {entry.key: entry.params for entry in _published_choices(folder)}
     tuned = {key: entries[study] for key, study in study_keys(suite).items() if study in entries}
     backbone = next(iter(published_cells(folder).values())).backbone
