@@ -49,7 +49,7 @@ def test_steps_never_contradict_the_guide() -> None:
     method, theta, batch = build()
     zero_shot = method.image_features(batch) @ method.reference.T
     likely, unlikely = zero_shot.argmax(-1), zero_shot.argmin(-1)
-    batch = dataclasses.replace(batch, labels=torch.cat([likely[:2], unlikely[2:]]))
+    batch = dataclasses.replace(batch, given_labels=torch.cat([likely[:2], unlikely[2:]]))
     leaf = theta["context"].clone().requires_grad_()
     guide = torch.autograd.grad(method.disagreement(method.logits({"context": leaf}, batch), batch).sum(), leaf)[0]
     plain, projected = gradient(build(strength=0.0)[0], theta, batch), gradient(method, theta, batch)
