@@ -109,6 +109,11 @@ def input_depth(method: type[Method], params: Any) -> int | None:
     return method.input_depth(params) if issubclass(method, FrozenDepth) else None
 
 
+def reads_patches(method: type[Method]) -> bool:
+    """Whether a batch holds embedded patches."""
+    return "spatial tokens" in method.needs
+
+
 def is_open_vocabulary(method: type[Method]) -> bool:
     return issubclass(method, OpenVocabulary) and method.open_vocabulary
 

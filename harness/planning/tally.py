@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedprompt.backbones.features import CHUNK
-from fedprompt.backbones.layer_inputs import kept_images
+from fedprompt.backbones.layer_inputs import kept_images, layer_shape, patch_shape
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.progress import track
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
@@ -292,10 +292,11 @@ def _with_features(
 def _with_tokens(tally: Tally, method: Method, deal: PartitionSizes, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
     depth = hooks.input_depth(type(method), method.params)
-    if depth == 0:
+    if depth == 0 and not hooks.reads_patches(type(method)):
         return tally
+    shape = layer_shape(method.backbone, depth) if depth != 0 else patch_shape(method.backbone)
     seen = sum(tally.images.values())
-    kept = min(kept_images(method.backbone, depth, memory), deal.image_count)
+    kept = min(kept_images(method.backbone, shape, memory), deal.image_count)
     count = min(seen, kept + round(seen * (1 - kept / deal.image_count)))
     images = {**tally.images, "features": count}
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})
