@@ -105,7 +105,8 @@ def transport(
         real = together.to(kernel.dtype)[..., None].expand(similarity.shape[:3]).flatten()[plans]
         change = torch.stack([real * (new.exp() - old.exp()).abs().mean((0, 1)), real])
         total, count = change.new_zeros(2, len(together)).index_add_(1, client, change)
-        return (total / count.clamp(min=1) >= tolerance)[client]
+        still: Tensor = total / count.clamp(min=1) >= tolerance
+        return still[client]
 
     column, plans = torch.zeros_like(kernel[:, :1]), torch.arange(kernel.shape[-1], device=kernel.device)
     swept_kernel = kernel

@@ -13,6 +13,7 @@ from fedprompt.methods import (
     FrozenDepth,
     HeadedMethod,
     Method,
+    OneByOne,
     OpenVocabulary,
     SeveralDraws,
     Stage,
@@ -80,6 +81,16 @@ def sent_tensors(method: Method, received: State, position: int) -> State:
     if isinstance(method, Downloads):
         return method.sent_tensors(received, position)
     return {name: tensor[position] for name, tensor in received.items()}
+
+
+def one_by_one(method: Method) -> OneByOne | None:
+    """The method, if the clients of a round train one after the other and hand something on."""
+    return method if isinstance(method, OneByOne) and method.is_one_by_one() else None
+
+
+def visit_stack(method: Method, stack: int) -> int:
+    """How many clients train in one pass, of the ``stack`` that memory allows."""
+    return 1 if one_by_one(method) else stack
 
 
 def unseen_download(method: Method, server: State, clients: Sequence[int]) -> State:

@@ -227,7 +227,8 @@ def tally_cells(
             )
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
-        run = (dealt, protocol, visiting.stack, hooks.is_open_vocabulary(type(visiting.method)))
+        visits = hooks.visit_stack(visiting.method, visiting.stack)
+        run = (dealt, protocol, visiting.stack, visits, hooks.is_open_vocabulary(type(visiting.method)))
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -241,7 +242,7 @@ def workload(visiting: Visitor, seed: int, deal: PartitionSizes) -> Workload:
     protocol, stack = visiting.protocol, visiting.stack
     work, shared = Workload(deal, protocol.batch_size), shared_splits(deal.shared, visiting.method)
     for scheduled in schedule(protocol, deal.cohorts(protocol, seed), deal.members, deal.unseen, stack, shared):
-        work.add_visits(np.array(scheduled.cohort), stack)
+        work.add_visits(np.array(scheduled.cohort), hooks.visit_stack(visiting.method, stack))
         for evaluation in scheduled.evaluations:
             work.add_evaluation(evaluation)
     return work
