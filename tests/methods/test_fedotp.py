@@ -99,23 +99,6 @@ def test_stopping_together_is_an_option() -> None:
     torch.testing.assert_close(method.logits(theta, batch), plain.logits(theta, batch), atol=0.5, rtol=0.05)
 
 
-def test_plans_of_a_batch_may_stop_together() -> None:
-    """As in the public code: a hard neighbour moves an easy plan on, padding and other clients do not."""
-    easy, hard = similarities(1, PATCHES, 2), similarities(1, PATCHES, 2, low=-1, high=1)
-    clients = torch.stack([torch.stack([easy, hard]), torch.stack([easy, hard])])  # (K, B, C, M, k)
-    plans = transport(clients, 0.8, 0.1, together=torch.tensor([[True, True], [True, False]]))
-    alone = transport(easy[None, None], 0.8, 0.1, together=torch.tensor([[True]]))
-    assert not torch.equal(plans[0, 0], plans[1, 0])
-    assert torch.equal(plans[1, 0], alone[0, 0])
-
-
-def test_stopping_together_is_an_option() -> None:
-    method, theta, batch = build(stop="batch")
-    plain = build()[0]
-    assert not torch.equal(method.logits(theta, batch), plain.logits(theta, batch))
-    torch.testing.assert_close(method.logits(theta, batch), plain.logits(theta, batch), atol=0.5, rtol=0.05)
-
-
 def build(**params: Any) -> tuple[FedOTP, dict[str, Tensor], Any]:
     federation = toy_federation(FedOTP, params)
     assert isinstance(federation.method, FedOTP)
