@@ -133,8 +133,9 @@ class FOCoOp(TextMethod, Steps, StopGradients):
 
     def penalty(self, theta: State) -> Tensor:
         """Price of a shift's length, (K,): it falls while shifts are short, which they always are."""
-        fall = PENALTY_STEP * (PENALTY - ASCENT * self.params.radius)
-        return (PENALTY - fall * theta["steps"][:, 0]).clamp(LEAST_PENALTY, PENALTY)
+        fall: float = PENALTY_STEP * (PENALTY - ASCENT * self.params.radius)
+        price: Tensor = PENALTY - fall * theta["steps"][:, 0]
+        return price.clamp(LEAST_PENALTY, PENALTY)
 
     def observe(self, theta: State, batch: Batch) -> State:
         return {"steps": theta["steps"] + batch.mask.any(1, keepdim=True)} if batch.stage == "train" else {}
