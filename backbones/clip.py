@@ -76,6 +76,8 @@ class FrozenCLIP(FrozenViT):
     def text_features(self, context: Tensor, prompts: Prompts) -> Tensor:
         """L2-normalised embeddings of all classes for all stacked clients, contexts (K, m, d_t) to (K, C, d).
 
+        Contexts (K, C, L, m, d_t) are one per class, for the first L blocks.
+
         One call per step: its cost grows with clients times classes, not with images.
         """
         features: Tensor = self.text(prompts, context)

@@ -112,6 +112,8 @@ class TextTower(nn.Module):
     def forward(self, prompts: Prompts, context: Tensor | None = None, adapter: Adapter | None = None) -> Tensor:
         """L2-normalised features of all prompts under each client's context: (K, m, d_t) to (K, C, d).
 
+        With (K, C, L, m, d_t) every prompt has its own contexts of L blocks, and nothing is shared between prompts.
+
         Args:
             prompts: what `class_prompts` or `tokenise` made.
             context: one per stacked client, in place of the prompts' placeholders. None for prompts without any; K is
@@ -123,14 +125,18 @@ class TextTower(nn.Module):
             context = self.positions.new_empty(1, 0, self.width)
         if context.shape[-2:] != (prompts.length, self.width):
             raise ValueError(f"context {tuple(context.shape)} for {prompts.length} tokens of width {self.width}")
+        clients, ahead = len(context), 1 + prompts.length
+        if context.dim() == 5:
+            context = context.flatten(0, 1)  # as if every prompt were a client with a single prompt
         context, *deeper = [context] if context.dim() == 3 else context.unbind(1)
         if len(deeper) >= len(self.blocks):
             raise ValueError(f"contexts for {1 + len(deeper)} blocks, but the text tower has {len(self.blocks)}")
-        clients, ahead = len(context), 1 + prompts.length
         embedded = self.embedding(prompts.ids) + self.positions[: prompts.ids.shape[1]]
-        start = embedded[:1, :1].expand(clients, -1, -1)  # the same for all prompts
+        start = embedded[:1, :1].expand(len(context), -1, -1)  # the same for all prompts
         prefix = torch.cat([start, context + self.positions[1:ahead]], dim=1)
-        names = embedded[:, ahead:].expand(clients, -1, -1, -1)
+        names = (
+            embedded[:, ahead:].expand(clients, -1, -1, -1).reshape(len(context), -1, *embedded[:, ahead:].shape[1:])
+        )
         earlier = _visible(names.shape[2], ahead, names.device)
         added = [None if adapter is None else partial(adapter, index) for index in range(len(self.blocks))]
         renewed = iter(deeper)  # before every block but the first, as long as there are any
@@ -139,18 +145,21 @@ class TextTower(nn.Module):
             if (rows := next(renewed, None)) is not None:
                 prefix = torch.cat([prefix[:, :1], rows], dim=1)
         read = self._read(prefix, names, prompts.ends - ahead, added[-1])
-        return F.normalize(self.projection(self.norm(read)), dim=-1)
+        return F.normalize(self.projection(self.norm(read.view(clients, len(prompts), -1))), dim=-1)
 
     def _read(self, prefix: Tensor, names: Tensor, ends: Tensor, more: Added) -> Tensor:
-        """The last block for the end-of-text tokens only, (K, C, d_t): its other outputs would be thrown away."""
+        """The last block for the end-of-text tokens only: its other outputs would be thrown away."""
         block: Any = self.blocks[-1]
         classes = torch.arange(len(ends), device=names.device)
-        last = names[:, classes, ends][:, :, None]
+        of_clients = names.reshape(-1, len(ends), *names.shape[2:])  # whether prompts share a context or not
+        last = of_clients[:, classes, ends].view(*names.shape[:2], 1, -1)
         query, _, _ = _heads(block, last)
         keys, values = _joined(_heads(block, prefix)[1:], _heads(block, names)[1:])
         places = torch.arange(keys.shape[-2], device=names.device)
         visible = places <= (ends + prefix.shape[1])[:, None]  # (C, P + S)
-        attended = _attend(query, keys, values, visible.expand(len(names), *visible.shape).flatten(0, 1)[:, None, None])
+        attended = _attend(
+            query, keys, values, visible.expand(len(of_clients), *visible.shape).flatten(0, 1)[:, None, None]
+        )
         return _residual(block, last, attended, more)[:, :, 0]
 
 

@@ -32,6 +32,8 @@ class Batch:
     start: Mapping[str, Tensor] = field(default_factory=dict)  # theta when the visit began: what a client received
     # (n, depth, 1+M, d), packed: tokens entering blocks without prompts; there if the method needs "layer inputs"
     layer_inputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    # (n, M, d), packed: normalised embeddings of the patches; there if the method needs "spatial tokens"
+    patches: Tensor = field(default_factory=lambda: torch.empty(0))
     # What `once` has computed of these images, by name, while only heads change; None where nothing is kept.
     known: dict[str, Tensor] | None = None
     device: torch.device | str = "cpu"

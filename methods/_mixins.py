@@ -115,6 +115,23 @@ class Downloads(Method):
         return {name: tensor[position] for name, tensor in received.items()}
 
 
+class OneByOne(Method):
+    """For rounds in which clients train one after the other, in the order that they were drawn in, and a client begins
+    with what the one before it left.
+
+    ``return {"counts": sent["counts"] + upload["counts"]}``
+    """
+
+    def is_one_by_one(self) -> bool:
+        """Whether the parameters ask for it; if not, clients train together and nothing is handed on."""
+        return True
+
+    def hand_on(self, sent: State, upload: State) -> State:  # noqa: ARG002
+        """What the next client of the round finds in the server's state, from what a client was ``sent`` of it and its
+        ``upload``; neither is stacked. When the round ends it is forgotten: only uploads reach `aggregate`."""
+        return {}
+
+
 class UnseenClients(Method):
     """For clients kept out of all rounds that begin with something else, or train more than a head at the end.
 
@@ -180,7 +197,7 @@ class StopGradients(Method):
 
 
 MIXINS: tuple[type[Method], ...] = (
-    *(Stages, Steps, Constants, Statistics, Downloads, UnseenClients, LearningServer),
+    *(Stages, Steps, Constants, Statistics, Downloads, OneByOne, UnseenClients, LearningServer),
     *(SeveralDraws, Diagnostics, FrozenDepth, OpenVocabulary, StopGradients),
 )
 

@@ -17,6 +17,13 @@ class SGPTParams(PromptParams):
     batch_vote: bool = option(
         False, "in training a batch takes its most frequent choice", paper="true for domains, else false"
     )
+    counts: str = option(
+        "round",
+        "choices of others that a client knows: those of earlier rounds, or also those of the clients that trained "
+        "before it in this one, one after the other in drawn order",
+        choices=("round", "sequential"),
+        paper="sequential in the code",
+    )
     live_counts: bool = option(False, "popularity includes the choices of the visit so far", paper="false")
     key_weight: float = option(1.0, "weight of the pull of keys towards their queries", low=0, paper="1")
     key_epochs: int = option(

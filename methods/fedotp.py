@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -16,6 +15,8 @@ from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import State, Task
 from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod, TextParams
+
+SWEPT = 0.7  # of the plans that are swept, at least so many still move; else the others are left out
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class FedOTP(TextMethod, StopGradients):
     order = 250
     paper = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for Federated Learning (CVPR 2024)"
     payload_formula = "m*d_t each way"
-    needs = frozenset({"text", "images", "spatial tokens"})
+    needs = frozenset({"text", "spatial tokens"})
     Params = FedOTPParams
     stop_gradients: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("context", "own"), "the plan is a constant of the step"
@@ -62,8 +63,7 @@ class FedOTP(TextMethod, StopGradients):
         return torch.unflatten(self.encode(both.flatten(0, 1)), 0, (-1, 2))
 
     def logits(self, theta: State, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            patches = batch.pad(self.backbone.spatial(batch.images))  # (K, B, M, d)
+        patches = batch.pad(batch.patches)  # (K, B, M, d)
         similarity = torch.einsum("kbpd,kjcd->kbcpj", patches, self.current_classes(theta, batch))
         params = self.params
         together = batch.mask if params.stop == "batch" else None
@@ -88,28 +88,40 @@ def transport(
     client's real images stop when their factors change by less than the tolerance on average, as in the public code.
     """
     rows, columns = similarity.shape[-2:]
-    kernel = ((similarity.mT - 1) / eps).contiguous()  # (..., k, M): sums over patches are the long ones
+    # (k, M, plans): plans are many and sums over anything else are short, so all sums add long rows
+    kernel = ((similarity.reshape(-1, rows, columns) - 1) / eps).permute(2, 1, 0).contiguous()
     capacity, demand = -math.log(rows), math.log(mass / columns)
 
-    def row_factors(column: Tensor) -> Tensor:
-        taken = reduce(torch.logaddexp, (kernel + column).unbind(-2))
-        return (capacity - taken).clamp(max=0)[..., None, :]
+    def row_factors(kernel: Tensor, column: Tensor) -> Tensor:
+        return (capacity - (kernel + column).logsumexp(0, keepdim=True)).clamp(max=0)
 
-    def column_factors(row: Tensor) -> Tensor:
-        return demand - (kernel + row).logsumexp(-1, keepdim=True)
+    def column_factors(kernel: Tensor, row: Tensor) -> Tensor:
+        return demand - (kernel + row).logsumexp(1, keepdim=True)
 
-    def is_moving(old: Tensor, new: Tensor) -> Tensor:
+    def is_moving(old: Tensor, new: Tensor, plans: Tensor) -> Tensor:
         if together is None:
-            return (new - old).abs().mean(-2, keepdim=True) >= tolerance
-        change = (new.exp() - old.exp()).abs().flatten(2).mean(-1) * together  # (K, B)
-        return (change.sum(1) / together.sum(1).clamp(min=1) >= tolerance).view(-1, 1, 1, 1, 1)
+            return (new - old).abs().mean((0, 1)) >= tolerance
+        client = plans // similarity.shape[1:3].numel()
+        real = together.to(kernel.dtype)[..., None].expand(similarity.shape[:3]).flatten()[plans]
+        change = torch.stack([real * (new.exp() - old.exp()).abs().mean((0, 1)), real])
+        total, count = change.new_zeros(2, len(together)).index_add_(1, client, change)
+        still: Tensor = total / count.clamp(min=1) >= tolerance
+        return still[client]
 
-    column = torch.zeros_like(kernel[..., :1])
+    column, plans = torch.zeros_like(kernel[:, :1]), torch.arange(kernel.shape[-1], device=kernel.device)
+    swept_kernel = kernel
     for _ in range(sweeps if together is None else sweeps - 1):  # one more follows, which theirs counts
-        swept = column_factors(row_factors(column))
-        moving = is_moving(column, swept)
-        column = torch.where(moving, swept, column)  # what has stopped moving is found at rest in every later sweep
-        if kernel.is_meta or not moving.any():
+        last = column[..., plans]
+        swept = column_factors(swept_kernel, row_factors(swept_kernel, last))
+        if kernel.is_meta:
             break
-    row = row_factors(column)
-    return (kernel + row + column_factors(row)).exp().mT
+        moving = is_moving(last, swept, plans)
+        column[..., plans] = torch.where(moving, swept, last)  # a plan that has stopped is at rest in later sweeps, too
+        count = int(moving.sum())
+        if not count:
+            break
+        if count < SWEPT * len(plans):
+            plans, swept_kernel = plans[moving], swept_kernel[..., moving]
+    row = row_factors(kernel, column)
+    plan = (kernel + row + column_factors(kernel, row)).exp()
+    return plan.permute(2, 1, 0).reshape(similarity.shape)

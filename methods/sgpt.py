@@ -16,11 +16,11 @@ from fedprompt.methods._batch import Batch
 from fedprompt.methods._contract import Stage, State, Task
 from fedprompt.methods._group_keys import key_weights, one_hot, orthogonal, popularity, similarity
 from fedprompt.methods._headed import HeadedMethod
-from fedprompt.methods._mixins import FrozenDepth, Stages, Steps
+from fedprompt.methods._mixins import FrozenDepth, OneByOne, Stages, Steps
 from fedprompt.methods._sgpt_params import SGPTParams
 
 
-class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
+class SGPT(HeadedMethod, Stages, Steps, OneByOne, FrozenDepth):
     """Shared: shared prompts, group prompts, the groups' keys, and how often each was chosen. Private: nothing."""
 
     name = "sgpt"
@@ -143,6 +143,13 @@ class SGPT(HeadedMethod, Stages, Steps, FrozenDepth):
     def upload(self, theta: State, received: State) -> State:
         """The counts of this visit only: the server knows the older ones."""
         return {**super().upload(theta, received), "counts": theta["counts"] - received["counts"]}
+
+    def is_one_by_one(self) -> bool:
+        return bool(self.params.counts == "sequential")
+
+    def hand_on(self, sent: State, upload: State) -> State:
+        """The one counter of the public code, which clients of a round update in turn."""
+        return {"counts": sent["counts"] + upload["counts"]}
 
     def aggregate(self, server: State, uploads: State, weights: Tensor, clients: Sequence[int]) -> State:
         new = super().aggregate(server, uploads, weights, clients)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.clip import TEMPLATE, FrozenCLIP
-from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.layer_inputs import LayerInputs, PatchFeatures
 from fedprompt.backbones.micro_clip import WordTokenizer, make_vocabulary
 from fedprompt.backbones.text import TextTower, spoken_name
 from fedprompt.core.rng import derive, numpy_rng
@@ -110,5 +110,6 @@ def toy_federation(
         rules,
         seed,
         layer_inputs=lambda depth: LayerInputs(vit, dataset.images, depth, TOKEN_MEMORY),
+        patches=lambda: PatchFeatures(vit, dataset.images, TOKEN_MEMORY),
         examples=torch.from_numpy(dataset.images[split.train[0]]),
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.features import frozen_features
-from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.layer_inputs import LayerInputs, PatchFeatures
 from fedprompt.core.fields import build
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.harness.federation import hooks
@@ -33,14 +33,16 @@ def make_federation(
     *,
     features: Callable[[Depth], Tensor] | None = None,
     layer_inputs: Callable[[Depth], LayerInputs] | None = None,
+    patches: Callable[[], PatchFeatures] | None = None,
     examples: Tensor | None = None,
     device: str = "cpu",
     image_memory: int = 0,
 ) -> Federation:
     """``method`` with ``params`` for the clients of ``partition``, ready to start; its unseen clients never train.
 
-    ``features`` and ``layer_inputs`` give what the method reads from the frozen backbone at a depth; without them it is
-    computed here and kept nowhere. ``examples`` replace the training images that a method may look at before any round.
+    ``features`` and ``layer_inputs`` give what the method reads from the frozen backbone at a depth, ``patches`` its
+    embedded patches; without them they are computed here and kept nowhere. ``examples`` replace the training images
+    that a method may look at before any round.
     """
     built: Any = build(method.Params, params, f"parameters of {method.name}")
     frozen, inputs = None, None
@@ -49,7 +51,10 @@ def make_federation(
         frozen = features(depth) if features else frozen_features(backbone, dataset, depth)
     if (depth := hooks.input_depth(method, built)) != 0:
         inputs = layer_inputs(depth) if layer_inputs else LayerInputs(backbone, dataset.images, depth)
-    data = ClientData(dataset, partition, method.needs, frozen, device, inputs, image_memory)
+    embedded = None
+    if hooks.reads_patches(method):
+        embedded = patches() if patches else PatchFeatures(backbone, dataset.images)
+    data = ClientData(dataset, partition, method.needs, frozen, device, inputs, embedded, image_memory)
     members = sorted(set(range(partition.num_clients)).difference(partition.unseen))
     if examples is None:
         rows = np.sort(np.concatenate([partition.train[client] for client in members]))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.layer_inputs import LayerInputs, PatchFeatures
 from fedprompt.datasets import Dataset, Partition
 from fedprompt.methods import Batch
 
@@ -27,6 +27,7 @@ class ClientData:
         features: Tensor | None = None,  # (images of the data set, d) where the method needs them
         device: torch.device | str = "cpu",
         layer_inputs: LayerInputs | None = None,  # where the method reads them
+        patches: PatchFeatures | None = None,  # where the method reads them
         image_memory: int = 0,  # bytes of the device that images may take; with less than all, none are kept there
     ) -> None:
         self._images = dataset.images if "images" in needs else None
@@ -38,7 +39,7 @@ class ClientData:
         self._domains = torch.from_numpy(np.array(dataset.domains))
         self.domain_names = dataset.domain_names
         self._features = features if "features" in needs else None
-        self._layer_inputs = layer_inputs
+        self._layer_inputs, self._patches = layer_inputs, patches
         self._rows = {
             split: [torch.from_numpy(np.array(r)) for r in getattr(partition, split)]
             for split in ("train", "test", "val")
@@ -87,7 +88,7 @@ class ClientData:
         sizes = tuple(len(r) for r in rows)
         mask = torch.arange(index.shape[1]) < torch.tensor(sizes)[:, None]
         packed = torch.cat(rows)
-        images = features = inputs = torch.empty(0)  # what a method does not need is not there
+        images = features = inputs = patches = torch.empty(0)  # what a method does not need is not there
         if self._kept_images is not None:
             images = self._kept_images[self._sent(packed)]
         elif self._images is not None:
@@ -96,6 +97,8 @@ class ClientData:
             features = self._sent(self._features[index] * mask[..., None])
         if self._layer_inputs is not None:
             inputs = self._layer_inputs(packed)
+        if self._patches is not None:
+            patches = self._patches(packed)
         labels = self._sent(self._labels[index] * mask) if split == "train" else None
         return Batch(
             tuple(clients),
@@ -106,6 +109,7 @@ class ClientData:
             tuple(rngs),
             stage,
             layer_inputs=inputs,
+            patches=patches,
             device=self.device,
         )
 

@@ -13,6 +13,7 @@ from fedprompt.methods import (
     FrozenDepth,
     HeadedMethod,
     Method,
+    OneByOne,
     OpenVocabulary,
     SeveralDraws,
     Stage,
@@ -82,6 +83,16 @@ def sent_tensors(method: Method, received: State, position: int) -> State:
     return {name: tensor[position] for name, tensor in received.items()}
 
 
+def one_by_one(method: Method) -> OneByOne | None:
+    """The method, if the clients of a round train one after the other and hand something on."""
+    return method if isinstance(method, OneByOne) and method.is_one_by_one() else None
+
+
+def visit_stack(method: Method, stack: int) -> int:
+    """How many clients train in one pass, of the ``stack`` that memory allows."""
+    return 1 if one_by_one(method) else stack
+
+
 def unseen_download(method: Method, server: State, clients: Sequence[int]) -> State:
     if isinstance(method, UnseenClients):
         return method.unseen_download(server, clients)
@@ -107,6 +118,11 @@ def input_depth(method: type[Method], params: Any) -> int | None:
     if "layer inputs" not in method.needs:
         return 0
     return method.input_depth(params) if issubclass(method, FrozenDepth) else None
+
+
+def reads_patches(method: type[Method]) -> bool:
+    """Whether a batch holds embedded patches."""
+    return "spatial tokens" in method.needs
 
 
 def is_open_vocabulary(method: type[Method]) -> bool:

@@ -4,7 +4,7 @@ The loop is the same for every method and is never overridden. What must survive
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fedprompt.harness.federation.protocol import Protocol
 from fedprompt.harness.federation.schedule import (
     Clients,
     Round,
+    draw_cohort,
     draw_cohorts,
     in_stacks,
     schedule,
@@ -105,11 +106,19 @@ class Federation:
     def schedule(self, unseen: Sequence[int] = (), after: int = 0) -> Iterator[Round]:
         """The rounds that follow round ``after``."""
         cohorts = draw_cohorts(self.protocol, self.seed, self.members)
-        rounds = schedule(self.protocol, cohorts, self.members, unseen, self.stack, self.shared_splits)
+        visits = hooks.visit_stack(self.method, self.stack)
+        rounds = schedule(self.protocol, cohorts, self.members, unseen, self.stack, self.shared_splits, visits)
         return (scheduled for scheduled in rounds if scheduled.number > after)
 
     def cohort(self, round_: int) -> Clients:
         return select(self.protocol, self.seed, self.members, round_)
+
+    def visit_groups(self, cohort: Sequence[int], round_: int) -> tuple[Clients, ...]:
+        """``cohort`` in groups that train in one pass; clients that train one by one do so in drawn order."""
+        if hooks.one_by_one(self.method):
+            drawn = draw_cohort(self.protocol, self.seed, self.members, round_)
+            cohort = [*(c for c in drawn if c in cohort), *sorted(set(cohort).difference(drawn))]
+        return in_stacks(cohort, hooks.visit_stack(self.method, self.stack))
 
     def personal(self, state: FederationState, client: int) -> State:
         """A client's own tensors: what it kept from its last visit, or the common first draw."""
@@ -130,12 +139,16 @@ class Federation:
         round_ = state.round + 1
         selected = self.cohort(round_) if cohort is None else tuple(cohort)
         visits: dict[int, Visit] = {}
-        for clients in in_stacks(selected, self.stack):
-            received, theta = self.theta(state, clients)
+        current = replace(state)  # the server's state with what clients of this round hand on
+        for clients in self.visit_groups(selected, round_):
+            received, theta = self.theta(current, clients)
             with autocast_as(self.protocol.precision, self.data.device):
                 trained, numbers = self._train(theta, clients, round_)
             uploads = self.method.upload(trained, received)
             visits |= self._visits(clients, received, theta, trained, uploads, numbers)
+            if in_turn := hooks.one_by_one(self.method):
+                handed_on = in_turn.hand_on(unstack_state(received, 0), visits[clients[0]].upload)
+                current.server = current.server | handed_on
         visits = dict(sorted(visits.items()))  # sums are taken in one order, whatever order the clients trained in
         state.server, state.optimiser = self._next_server(state, visits, round_)
         state.personal = state.personal | {client: visit.personal for client, visit in visits.items()}

@@ -76,8 +76,11 @@ def schedule(
     unseen: Sequence[int],
     stack: int,
     shared: tuple[SplitName, ...] = (),
+    visit_stack: int | None = None,
 ) -> Iterator[Round]:
     """Every round of a run. ``unseen`` clients take no part in training and are evaluated once, at the end.
+
+    ``stack`` clients share a pass; in training ``visit_stack``, if that is another number.
 
     The test sets that all clients have in common, ``shared``, are evaluated in reported rounds.
     """
@@ -90,7 +93,7 @@ def schedule(
             evaluations += evaluations_now(protocol, number, members, frozenset(participants), stack, shared=also)
         if len(unseen) and number == protocol.rounds:
             evaluations += unseen_evaluations(protocol, unseen, stack)
-        yield Round(number, cohort, in_stacks(cohort, stack), tuple(evaluations))
+        yield Round(number, cohort, in_stacks(cohort, visit_stack or stack), tuple(evaluations))
 
 
 def draw_cohorts(protocol: Protocol, seed: int, members: Sequence[int]) -> Iterator[Clients]:
@@ -100,11 +103,15 @@ def draw_cohorts(protocol: Protocol, seed: int, members: Sequence[int]) -> Itera
 
 def select(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -> Clients:
     """The cohort of a round, sorted: the same for every method with this seed."""
-    size = max(1, round(protocol.participation * len(members)))
-    if size == len(members):
+    if protocol.participation == 1:
         return tuple(members)
-    drawn = numpy_rng(seed, "participation", round_).choice(members, size, replace=False)
-    return tuple(sorted(drawn.tolist()))
+    return tuple(sorted(draw_cohort(protocol, seed, members, round_)))
+
+
+def draw_cohort(protocol: Protocol, seed: int, members: Sequence[int], round_: int) -> Clients:
+    """The cohort of a round in the order that its clients were drawn in."""
+    size = max(1, round(protocol.participation * len(members)))
+    return tuple(numpy_rng(seed, "participation", round_).choice(members, size, replace=False).tolist())
 
 
 def shared_splits(names: Collection[str], method: Method) -> tuple[SplitName, ...]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.layer_inputs import patch_shape
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.clients import ClientData, SplitName
@@ -38,6 +39,7 @@ class ShapeData(ClientData):
         features = (*rows, vit.width) if "features" in needs else (0,)
         depth = hooks.input_depth(type(self.method), self.method.params)
         inputs = (0,) if depth == 0 else (sum(sizes), depth or vit.depth, vit.tokens, vit.width)
+        patches = (sum(sizes), *patch_shape(vit)) if hooks.reads_patches(type(self.method)) else (0,)
         return Batch(
             tuple(clients),
             torch.zeros(rows, dtype=torch.int64, device=self.device) if split == "train" else None,
@@ -48,6 +50,7 @@ class ShapeData(ClientData):
             stage,
             layer_inputs=torch.zeros(inputs, device=self.device),
             device=self.device,
+            patches=torch.zeros(patches, device=self.device),
         )
 
 

@@ -14,7 +14,7 @@ STEP_MEMORY = 2 * 1024**3  # bytes of activations a stacked step may take; fixed
 def auto_stack(method: Method, batch_size: int) -> int:
     """The number of clients, by a rule of the shapes alone."""
     backbone = method.backbone
-    if "images" not in method.needs:
+    if not {"images", "spatial tokens"} & method.needs:
         per_image = backbone.width * 64
     else:  # about 16 floats per token and channel are kept for the backward pass of one block, prompts included
         per_image = backbone.depth * (backbone.tokens + 12) * backbone.width * 16 * 4

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedprompt.backbones.backbone import FrozenViT
+from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.backbones.weights import BackboneSpec, load_backbone
 from fedprompt.core.fields import build
 from fedprompt.harness.federation import hooks
@@ -120,12 +121,15 @@ def passes(federation: Federation, state: FederationState, theta: State) -> dict
         return replace(batch, start=hooks.begin_evaluation(method, theta, [batch]))
 
     def features() -> Tensor | None:
-        if "features" not in method.needs and not batch.layer_inputs.numel():
+        if "features" not in method.needs and not batch.layer_inputs.numel() and not batch.patches.numel():
             return None
         shape = (sum(batch.sizes), 3, *[method.backbone.image_size] * 2)
         images = torch.zeros(shape, dtype=torch.uint8, device=data.device)
         if batch.layer_inputs.numel():
             return method.backbone.layer_inputs(images, batch.layer_inputs.shape[1])
+        if batch.patches.numel():
+            assert isinstance(method.backbone, FrozenCLIP)
+            return method.backbone.spatial(images)
         return method.backbone.cls(images, stop=hooks.feature_depth(type(method), method.params))
 
     return {

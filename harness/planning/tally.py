@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedprompt.backbones.features import CHUNK
-from fedprompt.backbones.layer_inputs import kept_images
+from fedprompt.backbones.layer_inputs import kept_images, layer_shape, patch_shape
 from fedprompt.backbones.weights import BackboneSpec
 from fedprompt.core.progress import track
 from fedprompt.datasets import Dataset, Partition, make_partition, parse_partition, trained_classes
@@ -227,7 +227,8 @@ def tally_cells(
             )
         deal = deals[dealt]
         visiting = visitor(cell, classes_of(cell, dataset), len(deal.train))
-        run = (dealt, protocol, visiting.stack, hooks.is_open_vocabulary(type(visiting.method)))
+        visits = hooks.visit_stack(visiting.method, visiting.stack)
+        run = (dealt, protocol, visiting.stack, visits, hooks.is_open_vocabulary(type(visiting.method)))
         if run not in workloads:
             workloads[run] = workload(visiting, cell.seed, deal)
         tally = visiting.tally(workloads[run])
@@ -241,7 +242,7 @@ def workload(visiting: Visitor, seed: int, deal: PartitionSizes) -> Workload:
     protocol, stack = visiting.protocol, visiting.stack
     work, shared = Workload(deal, protocol.batch_size), shared_splits(deal.shared, visiting.method)
     for scheduled in schedule(protocol, deal.cohorts(protocol, seed), deal.members, deal.unseen, stack, shared):
-        work.add_visits(np.array(scheduled.cohort), stack)
+        work.add_visits(np.array(scheduled.cohort), hooks.visit_stack(visiting.method, stack))
         for evaluation in scheduled.evaluations:
             work.add_evaluation(evaluation)
     return work
@@ -292,10 +293,11 @@ def _with_features(
 def _with_tokens(tally: Tally, method: Method, deal: PartitionSizes, memory: int) -> Tally:
     """``tally`` with the passes that make frozen tokens: one per image that is kept, else one whenever it is seen."""
     depth = hooks.input_depth(type(method), method.params)
-    if depth == 0:
+    if depth == 0 and not hooks.reads_patches(type(method)):
         return tally
+    shape = layer_shape(method.backbone, depth) if depth != 0 else patch_shape(method.backbone)
     seen = sum(tally.images.values())
-    kept = min(kept_images(method.backbone, depth, memory), deal.image_count)
+    kept = min(kept_images(method.backbone, shape, memory), deal.image_count)
     count = min(seen, kept + round(seen * (1 - kept / deal.image_count)))
     images = {**tally.images, "features": count}
     return replace(tally, images=images, steps={**tally.steps, "features": math.ceil(count / CHUNK)})

@@ -35,7 +35,9 @@ ELSEWHERE = (
     *(DATASETS.glob("*glyph*.py")),
     *(DATASETS / f"{name}.py" for name in IMAGES),
 )
-MEASURES = {HARNESS / "measuring" / f"{name}.py" for name in ("measures", "score_frame")}  # read what runs have written
+MEASURES = {
+    HARNESS / "measuring" / f"{name}.py" for name in ("detection", "measures", "score_frame")
+}  # read what runs have written
 COMMON = (
     HARNESS / "running" / "run.py",
     CORE / "rng.py",

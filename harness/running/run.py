@@ -13,7 +13,7 @@ import torch
 from fedprompt.backbones.backbone import FrozenViT
 from fedprompt.backbones.clip import FrozenCLIP
 from fedprompt.backbones.features import cached_features
-from fedprompt.backbones.layer_inputs import LayerInputs
+from fedprompt.backbones.layer_inputs import LayerInputs, PatchFeatures
 from fedprompt.backbones.weights import BackboneSpec, is_clip, load_backbone
 from fedprompt.backbones.zero_shot import require_zero_shot, zero_shot_accuracy
 from fedprompt.core.errors import UserError
@@ -112,6 +112,7 @@ def assemble(cell: Cell, environment: RunEnvironment) -> tuple[Dataset, Partitio
         cell.seed,
         features=lambda depth: cached_features(backbone, dataset, depth, partition.all_rows),
         layer_inputs=lambda depth: _layer_inputs(cell.dataset, cell.backbone, depth, environment),
+        patches=lambda: _patches(cell.dataset, cell.backbone, environment),
         device=environment.device,
         image_memory=environment.image_memory,
     )
@@ -165,6 +166,13 @@ def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, environme
     return LayerInputs(
         _backbone(spec, environment.weights, environment.device), images, depth, environment.token_memory
     )
+
+
+@lru_cache(maxsize=1)
+def _patches(dataset: str, spec: BackboneSpec, environment: RunEnvironment) -> PatchFeatures:
+    """Kept from cell to cell, like layer inputs."""
+    images = _dataset(dataset, environment.data_root, spec.image_size).images
+    return PatchFeatures(_backbone(spec, environment.weights, environment.device), images, environment.token_memory)
 
 
 @lru_cache(maxsize=8)

@@ -171,3 +171,10 @@ def test_a_file_without_a_scale_is_one_line(tmp_path: Path) -> None:
     save_file(state, tmp_path / "odd.safetensors", metadata)
     with pytest.raises(UserError, match="are not a micro-clip file"):
         backbone_spec("micro-clip", str(tmp_path / "odd.safetensors"))
+
+
+def test_a_context_of_each_class_is_what_all_classes_have_where_all_are_equal(micro_clip: FrozenCLIP) -> None:
+    prompts = micro_clip.class_prompts(["cat", "zebra", "a"], 3)
+    contexts = torch.randn(2, 3, 3, micro_clip.text.width, generator=torch.Generator().manual_seed(0))
+    each = torch.stack([micro_clip.text_features(contexts[:, c], prompts)[:, c] for c in range(3)], dim=1)
+    torch.testing.assert_close(micro_clip.text_features(contexts[:, :, None], prompts), each)

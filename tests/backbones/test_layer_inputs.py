@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedprompt.backbones.layer_inputs import LayerInputs, kept_images
+from fedprompt.backbones.layer_inputs import LayerInputs, kept_images, layer_shape
 from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset
 
 BACKBONE, IMAGES = toy_backbone(), toy_dataset().images
@@ -63,5 +63,5 @@ def test_callers_get_copies() -> None:
 
 
 def test_images_that_fit() -> None:
-    assert kept_images(BACKBONE, None, 10 * IMAGE_BYTES) == 10
-    assert kept_images(BACKBONE, 1, 10 * IMAGE_BYTES) == 30
+    assert kept_images(BACKBONE, layer_shape(BACKBONE, None), 10 * IMAGE_BYTES) == 10
+    assert kept_images(BACKBONE, layer_shape(BACKBONE, 1), 10 * IMAGE_BYTES) == 30

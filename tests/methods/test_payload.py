@@ -91,7 +91,7 @@ def symbols_of(method: Method) -> dict[str, int]:
     """What the letters of docs/methods.md stand for."""
     vit, params = method.backbone, {key: value for key, value in vars(method.params).items() if type(value) is int}
     names = {"T": "length", "m": "length", "G": "groups", "r": "rank", "h": "hidden", "d_a": "bottleneck"}
-    names |= {"v": "instance_length", "m_v": "visual_length", "k": "exchanged"}
+    names |= {"v": "instance_length", "m_v": "visual_length", "k": "exchanged", "J": "experts"}
     symbols = {letter: params[name] for letter, name in names.items() if name in params}
     symbols |= {"C": method.task.num_classes, "L": vit.depth, "M": vit.tokens - 1, "m_s": symbols.get("m", 0) // 2}
     for letter, name in {"n": "adapted", "D_g": "global_depth", "D_p": "instance_depth", "K": "experts"}.items():
@@ -99,6 +99,7 @@ def symbols_of(method: Method) -> dict[str, int]:
     symbols |= {
         letter: len(getattr(method, f"{name}_blocks", ())) for letter, name in {"A": "shared", "B": "group"}.items()
     }
+    symbols["U"] = len(getattr(method, "outside_prompts", ()))
     widths = {"d": 24, "d_t": 16, "d_v": 32} if "text" in method.needs else {"d": vit.width}  # of the toy's towers
     return symbols | widths
 

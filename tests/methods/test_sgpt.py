@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from fedprompt.core.errors import UserError
+from fedprompt.harness.conformance import PROPERTIES, Property, check_property
 from fedprompt.harness.conformance.toy import toy_backbone, toy_dataset, toy_federation
+from fedprompt.harness.federation.rounds import FederationState
+from fedprompt.harness.federation.schedule import draw_cohort
 from fedprompt.harness.federation.training import train
 from fedprompt.methods import Batch, Stage, State
 from fedprompt.methods._group_keys import key_weights, orthogonal, popularity, similarity
@@ -240,6 +243,71 @@ def test_epochs_of_the_stages(rule: str, epochs: list[int]) -> None:
     stages = sgpt(bcd_epochs=rule).stages(5)
     assert [stage.name for stage in stages] == ["shared", "group"]
     assert [stage.epochs for stage in stages] == epochs
+
+
+# -- the published order of popularity --------------------------------------------------------------------------------
+
+
+def after_round(order: tuple[int, ...] | None = None, **params: object) -> State:
+    """The server's state after two rounds; with ``order`` the second one is a loop by hand over clients in that order,
+    with one counter for all."""
+    federation = toy_federation(SGPT, params, participation=1.0)
+    state = federation.start()
+    federation.step(state)
+    if order is None:
+        federation.step(state)
+        return state.server
+    method, uploads, counter = federation.method, {}, state.server["counts"]
+    for client in order:
+        handed = FederationState(1, {**state.server, "counts": counter}, state.personal)
+        received, theta = federation.theta(handed, (client,))
+        stages = method.stages(federation.protocol.epochs)
+        trained, _ = train(method, theta, stages, federation.data, (client,), federation.protocol, (federation.seed, 2))
+        uploads[client] = method.upload(trained, received)
+        counter = counter + uploads[client]["counts"][0]
+    stacked = {name: torch.cat([uploads[client][name] for client in ALL]) for name in uploads[0]}
+    return method.aggregate(state.server, stacked, federation.weights(ALL), ALL)
+
+
+def drawn(round_: int) -> tuple[int, ...]:
+    federation = toy_federation(SGPT, participation=1.0)
+    return draw_cohort(federation.protocol, federation.seed, federation.members, round_)
+
+
+def test_sequential_counts_are_a_loop_over_clients_with_one_counter() -> None:
+    by_hand, ours = after_round(drawn(2), counts="sequential"), after_round(counts="sequential")
+    assert all(torch.equal(by_hand[name], ours[name]) for name in ours)
+
+
+def test_with_sequential_counts_the_order_matters_and_without_it_does_not() -> None:
+    order = drawn(2)
+    published, reversed_ = (after_round(o, counts="sequential") for o in (order, order[::-1]))
+    assert not torch.equal(published["counts"], reversed_["counts"])
+    assert published["counts"].sum() == reversed_["counts"].sum()
+    assert not torch.equal(after_round(counts="round")["counts"], published["counts"])
+
+
+@pytest.mark.parametrize("stack", [1, 2, 4])
+def test_sequential_counts_are_the_same_bits_whatever_the_stack(stack: int) -> None:
+    federation = toy_federation(SGPT, {"counts": "sequential"}, participation=1.0, stack=stack)
+    state = federation.start()
+    federation.step(state)
+    federation.step(state)
+    expected = after_round(counts="sequential")
+    assert all(torch.equal(state.server[name], expected[name]) for name in expected)
+
+
+def test_a_client_is_sent_what_the_one_before_it_handed_on() -> None:
+    federation = toy_federation(SGPT, {"counts": "sequential"}, participation=1.0)
+    assert federation.visit_groups(ALL, 1) == tuple((client,) for client in drawn(1))
+    assert federation.visit_groups((3, 0), 1) == federation.visit_groups((0, 3), 1)  # whatever order they are given in
+    assert sgpt(counts="sequential").hand_on({"counts": torch.ones(6)}, {"counts": torch.ones(6)})["counts"].sum() == 12
+
+
+@pytest.mark.parametrize("property_", PROPERTIES, ids=lambda p: p.name)
+def test_conformance_with_sequential_counts(property_: Property) -> None:
+    result = check_property(property_, SGPT, {"counts": "sequential"})
+    assert result.ok, result.reason
 
 
 # -- the server -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fedprompt.harness.federation.training import train
 from fedprompt.harness.measuring import evaluation
 from fedprompt.harness.measuring.evaluation import adapt
 from fedprompt.harness.planning.cost import cost, shape_federation
-from fedprompt.methods import Downloads, Method, State, Task, fedotp, registry
+from fedprompt.methods import Downloads, Method, State, Task, _outside_words, fedotp, registry
 from fedprompt.methods.pfedmoap import PFedMoAP
 from fedprompt.methods.pfedprompt import PFedPrompt
 
@@ -82,6 +82,9 @@ CASES = [
     ("fedmgp", 5_120, 5_120, 12_800),
     ("dp-fpl", 8_192, 8_192, 8_192),
     ("pfedmma", 8_448, 8_448, 666_112),
+    ("fedsept", 1_024, 1_024, 536_580),
+    ("fedsept router=affine", 1_024, 1_024, 273_924),
+    ("focoop", 1_638_400, 1_638_400, 819_200),
     ("fedmvp", 9_882_624 - 36_864, 9_882_624 - 36_864, 0),  # without the low-rank stage of the public code
 ]
 
@@ -135,6 +138,7 @@ def test_everything_stays_on_a_gpu_that_is_not_there(name: str, monkeypatch: pyt
     monkeypatch.setattr(fedotp, "transport", lambda similarity, *_: torch.zeros_like(similarity))  # looks at values
     monkeypatch.setattr(PFedMoAP, "sent_tensors", Downloads.sent_tensors)  # so do these two
     monkeypatch.setattr(PFedPrompt, "longest", 4)
+    monkeypatch.setattr(_outside_words, "_farthest", lambda *given: given[2][: given[4]])
     monkeypatch.setattr(evaluation, "require_finite", lambda *_: None)  # this, too
     cls, clip = registry().get(name), toy_clip().to("meta")
     task, params = Task(CLASS_NAMES, torch.ones(2, 4, dtype=torch.int64), "none"), build(cls.Params, {}, name)

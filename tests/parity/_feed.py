@@ -203,7 +203,10 @@ class Lab:
             [torch.Generator().manual_seed(client) for client in range(len(sizes))],
             stage,
         )
-        return replace(batch, labels=batch.pad(packed), features=batch.pad(frozen))
+        patches = torch.empty(0)
+        if "spatial tokens" in self.method.needs and isinstance(self.method.backbone, FrozenCLIP):
+            patches = self.method.backbone.spatial(images)
+        return replace(batch, given_labels=batch.pad(packed), features=batch.pad(frozen), patches=patches)
 
     # -- hooks of methods: the doors through which all vectors go ----------------------------------------------------
 
