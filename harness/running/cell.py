@@ -137,8 +137,6 @@ def _with_policy(method: type[Method], protocol: Protocol, policy: str) -> Proto
         raise UserError(
             f"policy {policy!r} needs head = {fields['head']!r}, not {protocol.head!r}; leave out one of them."
         )
-    if (
-        policy == PAPER and protocol.finetune_epochs
-    ):  # in addition to the paper's reading
+    if policy == PAPER and protocol.finetune_epochs:  # in addition to the paper's reading
         fields["finetune_epochs"] = protocol.finetune_epochs
     return dataclasses.replace(protocol, **fields)
