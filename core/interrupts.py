@@ -36,6 +36,8 @@ def one_line(error: BaseException) -> str:
     """The error's type and the first line of its message, also if the message cannot be made."""
     try:
         lines = str(error).splitlines()
-    except Exception:
+    except Interrupted:
+        raise
+    except BaseException:  # a plugin's error may do anything
         lines = ["(its message cannot be shown)"]
     return ": ".join([type(error).__name__, *lines[:1]])

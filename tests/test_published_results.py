@@ -9,7 +9,8 @@ import pytest
 from excerpt import renew
 
 from fedprompt.datasets import dataset_names
-from fedprompt.harness.report.reference import published_cells, published_records, recorded_in, write_texts
+from fedprompt.harness.report.reference import recorded_in, write_texts
+from fedprompt.harness.report.verified import published_cells, published_records
 from fedprompt.harness.running.code import code_digest
 from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.run import run_cell

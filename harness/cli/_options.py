@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from argparse import Namespace
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,11 @@ def add_environment(parser: Parser) -> None:
 def load_plugins(args: Namespace) -> None:
     from fedprompt.methods import load_plugin
 
+    files = {Path(plugin).resolve() for plugin in args.plugin}
+    stems = Counter(file.stem for file in files)
     for plugin in args.plugin:
+        if stems[Path(plugin).resolve().stem] > 1:
+            raise UserError(f"two plugins are called {Path(plugin).name!r}; give them different file names.")
         load_plugin(plugin)
 
 

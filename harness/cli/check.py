@@ -5,6 +5,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from fedprompt.core.errors import unknown
+from fedprompt.core.text import visible
 from fedprompt.harness.cli._options import add_plugins, load_plugins, split_settings
 from fedprompt.harness.cli._parser import add_command
 
@@ -45,6 +46,8 @@ def check(args: Namespace) -> int:
     for result in check_method(method, params):
         failures += not result.ok
         mark = "[green]ok  [/]" if result.ok else "[red]FAIL[/]"
-        console.print(f"{mark} {result.name}" + ("" if result.ok else f": {escape(result.reason)}"), soft_wrap=True)
+        console.print(
+            f"{mark} {result.name}" + ("" if result.ok else f": {escape(visible(result.reason))}"), soft_wrap=True
+        )
     console.print(f"{args.method}: " + (f"{failures} properties do not hold" if failures else "every property holds"))
     return 1 if failures else 0

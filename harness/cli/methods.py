@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fedprompt.core.text import visible
 from fedprompt.harness.cli._options import add_plugins, load_plugins
 from fedprompt.harness.cli._parser import add_command
 
@@ -69,7 +70,8 @@ def _table() -> "Table":
     for method in sorted(map(registry().get, registry().names()), key=lambda method: "text" in method.needs):
         family = "text" if "text" in method.needs else "head"
         brief = parity[method.name].brief if method.name in parity else "unknown"
-        table.add_row(method.name, family, venue(method.paper), brief, PAYLOAD_OF_HEAD.sub("", method.payload_formula))
+        payload = PAYLOAD_OF_HEAD.sub("", method.payload_formula)
+        table.add_row(*map(_shown, (method.name, family, venue(method.paper), brief, payload)))
     return table
 
 
@@ -86,19 +88,26 @@ def _describe(method: "type[Method]", console: "Console") -> None:
 
     server, personal, payload = _state(method)
     policies = applicable(method.paper_policy)
-    console.print(f"[bold]{method.title}[/] ({method.name})")
-    console.print(inspect.getdoc(inspect.getmodule(method)) or "")
-    console.print(f"\npaper:    {method.paper}")
-    console.print(f"parity:   {_parity(method)}")
+    console.print(f"[bold]{_shown(method.title)}[/] ({_shown(method.name)})")
+    console.print(_shown(inspect.getdoc(inspect.getmodule(method)) or ""))
+    console.print(f"\npaper:    {_shown(method.paper)}")
+    console.print(f"parity:   {_shown(_parity(method))}")
     console.print(f"head:     {method.paper_policy} in the paper; --policy chooses of {', '.join(policies)}")
-    console.print(f"needs:    {', '.join(sorted(method.needs))}")
-    console.print(f"server:   {server}")
-    console.print(f"personal: {personal}")
-    console.print(f"payload:  {_formula(method)}{payload}\n")
+    console.print(f"needs:    {_shown(', '.join(sorted(method.needs)))}")
+    console.print(f"server:   {_shown(server)}")
+    console.print(f"personal: {_shown(personal)}")
+    console.print(f"payload:  {_shown(_formula(method))}{_shown(payload)}\n")
     for row in describe(method.Params):
-        console.print(f"  [bold]{row['name']} = {row['default']}[/]  {row['help']}")
+        console.print(f"  [bold]{_shown(row['name'])} = {_shown(row['default'])}[/]  {_shown(row['help'])}")
         notes = {"allowed": row["allowed"], "paper": row["paper"], "tuning grid": row["grid"]}
-        console.print("      " + "; ".join(f"{name}: {note}" for name, note in notes.items() if note))
+        console.print("      " + _shown("; ".join(f"{name}: {note}" for name, note in notes.items() if note)))
+
+
+def _shown(text: object) -> str:
+    """Without commands to the terminal or to rich: a plugin may say anything of itself."""
+    from rich.markup import escape
+
+    return escape(visible(text, keep="\n"))
 
 
 def _parity(method: "type[Method]") -> str:

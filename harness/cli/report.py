@@ -34,7 +34,7 @@ def report(args: Namespace) -> None:
     from rich.console import Console
 
     from fedprompt.harness.report.against import against
-    from fedprompt.harness.report.reference import publish
+    from fedprompt.harness.report.reference import publish, verify
     from fedprompt.harness.report.write import write_report
 
     suite = options.selected_suite(args)
@@ -43,6 +43,7 @@ def report(args: Namespace) -> None:
         missing = publish(suite, args.out, args.publish)
         print(" ".join(filter(None, (f"Published: {args.publish}.", missing))))
     if args.against:
+        verify(args.against)
         verdict = against(page.parent, args.against)
         print("\n".join(verdict.lines))
         if not verdict.same:

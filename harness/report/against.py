@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.report.collect import METRICS
-from fedprompt.harness.report.reference import published_records
+from fedprompt.harness.report.verified import published_records, published_results
 
 COLUMN = ["table", "setting", "policy", "metric"]  # numbers that stand below one another
 NUMBER = [*COLUMN, "title"]
@@ -35,7 +35,7 @@ def against(report: Path, folder: Path) -> Verdict:
     """Compare the finished cells of a report with those of a published run."""
     if not (folder / "cells.csv").exists():
         raise UserError(f"{folder} has no cells.csv; --against takes a folder such as results/reference/embedded.")
-    ours, theirs = (accuracies(pd.read_csv(place / "cells.csv")) for place in (report, folder))
+    ours, theirs = (accuracies(results) for results in (pd.read_csv(report / "cells.csv"), published_results(folder)))
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("_ours", "_theirs"))
     if both.empty:
         raise UserError(f"no finished cell of the suite is among those of {folder}; run the suite first.")

@@ -10,7 +10,7 @@ import pandas as pd
 from fedprompt.harness.report import notes, tables
 from fedprompt.harness.report.collect import Recorded
 from fedprompt.harness.report.comparisons import Comparisons, Sweeps, compare_draws, compare_rows
-from fedprompt.harness.report.document import Document, Grid, Note, Section, WrittenFigure
+from fedprompt.harness.report.document import Document, Grid, Note, Section, WrittenFigure, made_visible
 from fedprompt.harness.report.findings import Sentences, ranks_by_policy, sentences, what_the_tables_say
 from fedprompt.harness.report.measured import measured_results
 from fedprompt.harness.report.numbers import Number, grouped, summarise
@@ -69,7 +69,7 @@ def compose_report(
     """The document of what was recorded, and its numbers; ``draw`` makes the figures, and without it there are none."""
     summary = summarise_suite(recorded.suite, recorded.results, recorded.records, out)
     figures = draw(summary.accuracies) if draw else ()
-    return compose(recorded.suite, recorded.results, summary, figures, tuning_notes), summary
+    return made_visible(compose(recorded.suite, recorded.results, summary, figures, tuning_notes)), summary
 
 
 def compose(

@@ -1,10 +1,14 @@
 """A report in no particular format: what the terminal, Markdown, LaTeX and HTML all print."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from fedprompt.core.text import visible
+
+Part = TypeVar("Part", bound=Any)
 
 MISSING = "–"
 FAILED, DIVERGED = "failed", "diverged"
@@ -125,6 +129,18 @@ class Document:
     def printed(self) -> tuple[Section, ...]:
         """The sections that Markdown and LaTeX have."""
         return tuple(section for section in self.sections if not section.page_only)
+
+
+def made_visible(part: Part) -> Part:
+    """``part`` of a document with control characters in its texts written out, whoever they came from."""
+    if isinstance(part, str):
+        return visible(part, keep="\n")
+    if isinstance(part, tuple):
+        values = map(made_visible, part)
+        return part._make(values) if hasattr(part, "_make") else type(part)(values)
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{field.name: made_visible(getattr(part, field.name)) for field in fields(part)})
+    return part
 
 
 def _cut(groups: Sequence[list[Column]], room: int) -> list[list[Column]]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from fedprompt.core.text import visible
 from fedprompt.harness.measuring.measures import Measure, get_measure
 from fedprompt.harness.report.collect import EXCLUDE, OF_KIND, PLACE, Place
 from fedprompt.harness.report.comparisons import COMPARED, Comparisons, Sweeps, draws
@@ -198,7 +199,16 @@ def numbers_frame(suite: Suite, numbers: Sequence[Number]) -> pd.DataFrame:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """As all our CSV files are written: no index, full precision, the same line ends everywhere."""
-    return frame.to_csv(index=False, lineterminator="\n")
+    texts = frame.select_dtypes(["object", "string"]).map(_cell_text)
+    return frame.assign(**texts).to_csv(index=False, lineterminator="\n")
+
+
+def _cell_text(value: object) -> object:
+    """A text that a terminal shows as it is and a spreadsheet does not compute; anything else stays."""
+    if not isinstance(value, str):
+        return value
+    shown = visible(value)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _line(suite: str, n: Number) -> Iterator[tuple[str, object]]:

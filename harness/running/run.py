@@ -98,7 +98,7 @@ def assemble(cell: Cell, environment: RunEnvironment) -> tuple[Dataset, Partitio
     dataset = _dataset(cell.dataset, environment.data_root, cell.backbone.image_size)
     partition = make_partition(parse_partition(cell.partition), dataset, cell.seed, cell.protocol.val_fraction)
     resize_rows(dataset, partition.all_rows)
-    backbone = _backbone(cell.backbone, environment.weights, environment.device)
+    backbone = shared_backbone(cell.backbone, environment.weights, environment.device)
     cls = registry().get(cell.method)
     if "text" in cls.needs:
         _check_zero_shot(cell.dataset, environment.data_root, cell.backbone, environment.weights, environment.device)
@@ -155,7 +155,8 @@ def _dataset(name: str, root: Path | None, image_size: int) -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def _backbone(spec: BackboneSpec, weights: str | None, device: str) -> FrozenViT:
+def shared_backbone(spec: BackboneSpec, weights: str | None, device: str) -> FrozenViT:
+    """The one that all cells of this process compute with."""
     return load_backbone(spec, weights, device)
 
 
@@ -164,7 +165,7 @@ def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, environme
     """Kept from cell to cell: all rounds, seeds and partitions of a data set see the same images."""
     images = _dataset(dataset, environment.data_root, spec.image_size).images
     return LayerInputs(
-        _backbone(spec, environment.weights, environment.device), images, depth, environment.token_memory
+        shared_backbone(spec, environment.weights, environment.device), images, depth, environment.token_memory
     )
 
 
@@ -172,13 +173,15 @@ def _layer_inputs(dataset: str, spec: BackboneSpec, depth: int | None, environme
 def _patches(dataset: str, spec: BackboneSpec, environment: RunEnvironment) -> PatchFeatures:
     """Kept from cell to cell, like layer inputs."""
     images = _dataset(dataset, environment.data_root, spec.image_size).images
-    return PatchFeatures(_backbone(spec, environment.weights, environment.device), images, environment.token_memory)
+    return PatchFeatures(
+        shared_backbone(spec, environment.weights, environment.device), images, environment.token_memory
+    )
 
 
 @lru_cache(maxsize=8)
 def _check_zero_shot(name: str, root: Path | None, spec: BackboneSpec, weights: str | None, device: str) -> None:
     """Stop before anything trains if pretrained towers cannot read the data set's own training images."""
-    backbone, dataset = _backbone(spec, weights, device), _dataset(name, root, spec.image_size)
+    backbone, dataset = shared_backbone(spec, weights, device), _dataset(name, root, spec.image_size)
     if not isinstance(backbone, FrozenCLIP) or spec.weights == "random":
         return
     rows = np.flatnonzero(~dataset.is_test)

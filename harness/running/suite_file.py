@@ -24,7 +24,6 @@ import itertools
 import math
 import re
 import string
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -33,6 +32,7 @@ from typing import Any
 
 from fedprompt.backbones.weights import backbone_spec, offered
 from fedprompt.core.errors import UserError, check_keys, unknown
+from fedprompt.core.untrusted import read_toml
 from fedprompt.datasets import parse_partition
 from fedprompt.harness.federation.policy import PAPER, POLICIES, applicable
 from fedprompt.harness.measuring.measures import measure_names
@@ -81,15 +81,7 @@ def _load(name: str, weights: str | None, including: tuple[Path, ...]) -> Suite:
     path = suite_path(name)
     if path.resolve() in including:
         raise UserError(f"suite {including[0].stem!r} includes itself, by way of {including[-1].name}.")
-    try:
-        raw = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"suite {path} is not valid TOML: {error}.") from error
-    except RecursionError as error:
-        raise UserError(f"suite {path} is nested too deeply.") from error
-    except OSError as error:
-        raise UserError(f"suite {path} cannot be read: {error.strerror}.") from error
-    suite = parse_suite(path.stem, raw, weights, (*including, path.resolve()))
+    suite = parse_suite(path.stem, read_toml(path), weights, (*including, path.resolve()))
     return replace(suite, file=name if name.endswith(".toml") else "")
 
 

@@ -4,7 +4,6 @@ The file is sorted and has no dates, so equal studies give equal files. Neither 
 """
 
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import tomli_w
 from fedprompt.core.errors import UserError
 from fedprompt.core.fields import build
 from fedprompt.core.files import write_atomic
+from fedprompt.core.untrusted import MB, read_toml
 from fedprompt.harness.running.suite import Key, Suite
 from fedprompt.harness.running.suite_shape import (
     COUNT,
@@ -144,8 +144,8 @@ def _repeat(search: Search, results: Sequence[Result], best: Result) -> tuple[Ma
 def read_tuned(path: Path) -> list[Tuned]:
     """The entries of the file; none if it has another format."""
     try:
-        raw = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        raw = read_toml(path, limit=4 * MB)
+    except UserError as error:
         raise UserError(f"tuned values {path} cannot be read ({error}); tune again, or pass --untuned.") from error
     if raw.pop("format", 1) != FORMAT:
         return []

@@ -17,8 +17,10 @@ from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.executors.attempt import attempt
 from fedprompt.harness.running.executors.interface import CellOutcome, Executor, LostCell, OnRound, Task
+from fedprompt.harness.running.integrity import is_foreign
 from fedprompt.harness.running.processes import worker_context
 from fedprompt.harness.running.run import RoundProgress
+from fedprompt.methods import registry
 
 BEGUN = "begun"  # what a worker sends when it starts a cell
 
@@ -96,11 +98,14 @@ class WorkerProcesses(Executor):
         free = [slot for slot, worker in enumerate(self._workers) if worker is None or not worker.cell]
         free.sort(key=lambda slot: self._workers[slot] is None)
         for slot in free[: len(self._waiting)]:
-            worker = self._workers[slot]
+            worker, task = self._workers[slot], self._waiting.popleft()
+            if worker and worker.has_run_plugin and not _is_plugin(task.cell):
+                self._end(slot, worker)  # who knows what the plugin has left there
+                worker = None
             if worker is None:
                 device = device_of(slot, self._environment.devices)
                 worker = self._workers[slot] = self._start(replace(self._environment, device=device))
-            worker.run(self._waiting.popleft())
+            worker.run(task)
 
     def _receive(self, slot: int, worker: "_Worker") -> RoundProgress | CellOutcome | LostCell | None:
         try:
@@ -114,12 +119,19 @@ class WorkerProcesses(Executor):
             return None
         if isinstance(message, CellOutcome):
             worker.cell = worker.deadline = None
+            if message.error and worker.has_run_plugin:  # a plugin that failed may have left anything behind
+                self._end(slot, worker)
         progress_or_outcome: RoundProgress | CellOutcome = message
         return progress_or_outcome
 
     def _end(self, slot: int, worker: "_Worker") -> None:
         worker.end()
         self._workers[slot] = None
+
+
+def _is_plugin(cell: Cell) -> bool:
+    """Also of a method that this process does not know."""
+    return cell.method not in registry() or is_foreign(registry().get(cell.method))
 
 
 def attempt_apart(task: Task, environment: RunEnvironment, on_round: OnRound) -> CellOutcome | LostCell:
@@ -144,6 +156,7 @@ class _Worker:
         self.process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self.cell: Cell | None = None
         self.deadline: float | None = None  # of the cell, on the monotonic clock
+        self.has_run_plugin = False
         resource_tracker.ensure_running()  # else `start` starts it, which unblocks the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is for the parent alone
         try:
@@ -154,6 +167,7 @@ class _Worker:
 
     def run(self, task: Task) -> None:
         self.cell = task.cell
+        self.has_run_plugin |= _is_plugin(task.cell)
         with suppress(OSError):  # it is dead, which reading the pipe will tell
             self.pipe.send(task)
 

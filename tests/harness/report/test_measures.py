@@ -16,8 +16,9 @@ from fedprompt.harness.measuring.measures import Scores, measure
 from fedprompt.harness.report import reference
 from fedprompt.harness.report.compose import Summary, compose, summarise_suite
 from fedprompt.harness.report.numbers import Number
-from fedprompt.harness.report.reference import publish, published_cells, recorded_in, restore
+from fedprompt.harness.report.reference import publish, recorded_in, restore
 from fedprompt.harness.report.scores import ROUND, check_scores, client_values_of
+from fedprompt.harness.report.verified import published_cells
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.environment import RunEnvironment
 from fedprompt.harness.running.folder import run_folder

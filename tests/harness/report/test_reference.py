@@ -1,37 +1,25 @@
 """Published runs."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.report_suites import every_kind, report, run_all
-from support.run_folders import new_store
+from support.published_runs import Published, give_partition, publish_again, publish_anew
 
 from fedprompt.core.errors import UserError
 from fedprompt.harness.report import reference
-from fedprompt.harness.report.reference import publish, published_cells, published_records, restore
+from fedprompt.harness.report.reference import publish, restore
+from fedprompt.harness.report.verified import published_cells, published_records
 from fedprompt.harness.running.cell import Cell
 from fedprompt.harness.running.folder import is_done, run_folder
-from fedprompt.harness.running.suite import Suite
-
-Published = tuple[Suite, Path, Path]
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     """A suite, the results folder it was run in, and where it is published."""
-    out, suite = tmp_path_factory.mktemp("results"), every_kind()
-    uri = new_store(out)
-    run_all(suite, uri, out)
-    report(suite, uri, out)
-    place = out / "reference"
-    with pytest.MonkeyPatch.context() as patch:
-        source = out / "suite.toml"
-        source.write_text("title = 'tiny'")
-        patch.setattr(reference, "suite_path", lambda _: source)
-        publish(suite, out, place)
-    return suite, out, place
+    return publish_anew(tmp_path_factory.mktemp("results"))
 
 
 def test_every_cell_and_record_is_there(published: Published) -> None:
@@ -50,12 +38,6 @@ def test_publishing_again_gives_the_same_bytes(published: Published, tmp_path: P
     assert publish_again(suite, out, place, tmp_path) == ""
     for name in (reference.CELLS, reference.RECORDS):
         assert (tmp_path / name).read_bytes() == (place / name).read_bytes()
-
-
-def publish_again(suite: Suite, out: Path, place: Path, folder: Path) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "suite_path", lambda _: place / "suite.toml")
-        return publish(suite, out, folder)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
@@ -108,10 +90,12 @@ def test_only_cells_of_this_code_that_are_not_finished_are_taken(published: Publ
 
 def test_partitions_are_published_once_and_restored(published: Published, tmp_path: Path) -> None:
     suite, out, place = published
+    out = shutil.copytree(out, tmp_path / "out")
     first, second = suite.cells()[:2]
     for cell in (first, second):
-        (run_folder(out, cell) / "partition.npz").write_bytes(b"rows")
+        give_partition(run_folder(out, cell))
     publish_again(suite, out, place, tmp_path / "place")
     [file] = (tmp_path / "place" / "partitions").iterdir()
     restore(tmp_path / "place", [first], tmp_path)
-    assert (run_folder(tmp_path, first) / "partition.npz").read_bytes() == b"rows" == file.read_bytes()
+    whole = (run_folder(out, first) / "partition.npz").read_bytes()
+    assert (run_folder(tmp_path, first) / "partition.npz").read_bytes() == whole == file.read_bytes()

@@ -148,8 +148,8 @@ def test_a_suites_name_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = " + "[" * 100_000, "is nested too deeply"),
-        ("x = ", "is not valid TOML"),
+        ("x = " + "[" * 100_000, "is nested more than"),
+        ("x = ", "it is not TOML"),
         ('include = ["a.toml"]', "'a' includes itself"),
         ('include = ["b.toml"]', "'a' includes itself, by way of b.toml"),
     ],
