@@ -52,7 +52,7 @@ def match_by_networks(prompts: Tensor, rng: torch.Generator, sweeps: int, rule: 
     total = clients * rows
 
     def layer(outputs: int, inputs: int) -> Tensor:
-        draw = (2 * torch.rand(outputs, inputs, generator=rng, dtype=torch.float64) - 1) / inputs**0.5
+        draw: Tensor = (2 * torch.rand(outputs, inputs, generator=rng, dtype=torch.float64) - 1) / inputs**0.5
         return draw.to(prompts.device).requires_grad_()
 
     layers = layer(HIDDEN, width), layer(width, HIDDEN), layer(HIDDEN, width), layer(1, HIDDEN)

@@ -11,7 +11,8 @@ def subspace_distances(factors: Tensor) -> Tensor:
     """
     bases = torch.linalg.svd(factors.double(), full_matrices=False)[0].flatten(1, -3)  # (n, layers, d, r)
     overlaps = torch.einsum("ildr,jlds->ijlrs", bases, bases).square().sum((-1, -2)).mean(-1)
-    return (1 - overlaps / bases.shape[-1]).clamp(min=0)
+    distances: Tensor = (1 - overlaps / bases.shape[-1]).clamp(min=0)
+    return distances
 
 
 def spectral_groups(distances: Tensor, least: int, most: int) -> Tensor:

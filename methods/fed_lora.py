@@ -127,7 +127,8 @@ def closest(missing: Tensor, down: Tensor, penalty: float) -> Tensor:
     """argmin over dB of |missing - dB A|^2 + lambda |dB|^2, from ``missing`` = (D - mean(B) A) A^T and A = ``down``."""
     gram = down @ down.mT
     regularised = gram + penalty * torch.eye(len(gram[0, 0]), dtype=gram.dtype, device=gram.device)
-    return torch.linalg.solve(regularised, missing, left=False)
+    change: Tensor = torch.linalg.solve(regularised, missing, left=False)
+    return change
 
 
 def by_descent(target: Tensor, down: Tensor, up: Tensor, penalty: float, steps: int, size: float) -> Tensor:

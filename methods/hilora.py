@@ -76,7 +76,8 @@ class HiLora(LowRank, Downloads, Stages, UnseenClients):
     def stage_of(self, server: State) -> Tensor:
         """The stage of the next round."""
         ends = (self.params.root_rounds, self.params.root_rounds + self.params.cluster_rounds)
-        return (server["round"] >= ends[0]).long() + (server["round"] >= ends[1]).long()
+        stage: Tensor = (server["round"] >= ends[0]).long() + (server["round"] >= ends[1]).long()
+        return stage
 
     def download(self, server: State, clients: Sequence[int]) -> State:
         return self._sent(server, clients, self.stage_of(server))
@@ -113,12 +114,11 @@ class HiLora(LowRank, Downloads, Stages, UnseenClients):
         return super().features({**theta, "down": down, "up": up}, batch)
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
-        overlaps = (
-            theta["frozen.up"].mT @ self.tier(theta, "up")[:, None]
-        )  # (K, 2, L, 2, r, r), 0 where nothing is frozen
+        overlaps: Tensor = theta["frozen.up"].mT @ self.tier(theta, "up")[:, None]  # (K, 2, L, 2, r, r)
         root, cluster = overlaps.square().flatten(2).sum(2).unbind(1)
         penalty = self.params.cluster_penalty * root + self.params.leaf_penalty * cluster
-        return super().loss(theta, batch) + penalty
+        loss: Tensor = super().loss(theta, batch) + penalty
+        return loss
 
     def end_stage(self, stage: Stage, theta: State) -> State:
         """In the leaves' rounds, what was added joins the leaf, so that nothing of it is uploaded."""
@@ -151,7 +151,7 @@ class HiLora(LowRank, Downloads, Stages, UnseenClients):
         elif stage == CLUSTER:
             present = server["groups"][rows]
             state |= {name: server[name].clone() for name in ("cluster.down", "cluster.up")}
-            for group in present.unique().tolist():
+            for group in sorted(set(present.tolist())):
                 merged = self.merged(uploads, weights, present == group)
                 state["cluster.down"][group], state["cluster.up"][group] = merged
         return state
