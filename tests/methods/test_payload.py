@@ -99,7 +99,7 @@ def symbols_of(method: Method) -> dict[str, int]:
     symbols |= {
         letter: len(getattr(method, f"{name}_blocks", ())) for letter, name in {"A": "shared", "B": "group"}.items()
     }
-    symbols["U"] = len(getattr(method, "outside_prompts", ()))
+    symbols |= {"U": len(getattr(method, "outside_prompts", ())), "J": symbols.get("J", getattr(method, "blocks", 0))}
     widths = {"d": 24, "d_t": 16, "d_v": 32} if "text" in method.needs else {"d": vit.width}  # of the toy's towers
     return symbols | widths
 
