@@ -1,11 +1,14 @@
 """What every test gets: an empty cache and a single thread, so that numbers do not depend on the machine."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from fedprompt.methods import registry
 
 # The same examples everywhere, and no failure because a machine is busy.
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=50)
@@ -24,6 +27,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("FEDPROMPT_CACHE", str(folder))
     monkeypatch.delenv("FEDPROMPT_DATA", raising=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def own_registry() -> Iterator[None]:
+    """Methods that a test registers are gone after it."""
+    methods = registry()._methods
+    before = dict(methods)
+    yield
+    methods.clear()
+    methods.update(before)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from fedprompt.core.text import visible
 
@@ -134,7 +134,7 @@ class Document:
 def made_visible(part: Part) -> Part:
     """``part`` of a document with control characters in its texts written out, whoever they came from."""
     if isinstance(part, str):
-        return visible(part, keep="\n")
+        return cast(Part, visible(part, keep="\n"))
     if isinstance(part, tuple):
         values = map(made_visible, part)
         return part._make(values) if hasattr(part, "_make") else type(part)(values)

@@ -52,7 +52,7 @@ def test_novel_classes_are_scored_by_their_names_alone(
     toy_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = toy_clip()
-    monkeypatch.setattr(run_module, "_backbone", lambda *_: clip)
+    monkeypatch.setattr(run_module, "shared_backbone", lambda *_: clip)
     cell = held_out_cell(
         toy_source, "disjoint:clients=2,novel=half", "zs-clip", BackboneSpec("micro-clip", "random", 16)
     )

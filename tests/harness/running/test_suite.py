@@ -295,7 +295,7 @@ def test_a_suite_of_the_users_own(tmp_path: Path) -> None:
 def test_broken_toml_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("seeds = [")
-    with pytest.raises(UserError, match="not valid TOML"):
+    with pytest.raises(UserError, match="is not TOML"):
         load_suite(str(path))
 
 
