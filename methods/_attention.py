@@ -35,7 +35,7 @@ def affine(theta: State, name: str, x: Tensor, part: int | None = None) -> Tenso
     weight, bias = theta[f"{name}.weight"], theta[f"{name}.bias"]
     if part is not None:
         weight, bias = weight[:, part], bias[:, part]
-    return torch.baddbmm(bias[:, None], x.flatten(1, -2), weight.mT).view(*x.shape[:-1], -1)
+    return torch.baddbmm(bias[:, None], x.flatten(1, -2), weight.mT).view(*x.shape[:-1], weight.shape[1])
 
 
 def attend(

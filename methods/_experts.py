@@ -19,7 +19,8 @@ def mix(gate: State, query: Tensor, features: Tensor, present: Tensor, heads: in
     """Attention of each image (K, B, D) over the experts' features of each class (K, E, C, D), (K, B, C, D)."""
 
     def split(x: Tensor, part: int) -> Tensor:
-        return torch.unflatten(affine(gate, "gate", x, part), -1, (heads, -1))
+        projected = affine(gate, "gate", x, part)
+        return torch.unflatten(projected, -1, (heads, projected.shape[-1] // heads))
 
     queries, keys, values = split(query, QUERY), split(features, KEY), split(features, VALUE)
     scores = (kappa or queries.shape[-1] ** -0.5) * torch.einsum("kbhe,kxche->kbchx", queries, keys)

@@ -16,8 +16,6 @@ from fedprompt.methods._contract import State, Task
 from fedprompt.methods._mixins import StopGradients
 from fedprompt.methods._text import TextMethod, TextParams
 
-SWEPT = 0.7  # of the plans that are swept, at least so many still move; else the others are left out
-
 
 @dataclass(frozen=True)
 class FedOTPParams(TextParams):
@@ -98,30 +96,25 @@ def transport(
     def column_factors(kernel: Tensor, row: Tensor) -> Tensor:
         return demand - (kernel + row).logsumexp(1, keepdim=True)
 
-    def is_moving(old: Tensor, new: Tensor, plans: Tensor) -> Tensor:
+    def is_moving(old: Tensor, new: Tensor) -> Tensor:
         if together is None:
             return (new - old).abs().mean((0, 1)) >= tolerance
-        client = plans // similarity.shape[1:3].numel()
-        real = together.to(kernel.dtype)[..., None].expand(similarity.shape[:3]).flatten()[plans]
+        client = torch.arange(kernel.shape[-1], device=kernel.device) // similarity.shape[1:3].numel()
+        real = together.to(kernel.dtype)[..., None].expand(similarity.shape[:3]).flatten()
         change = torch.stack([real * (new.exp() - old.exp()).abs().mean((0, 1)), real])
         total, count = change.new_zeros(2, len(together)).index_add_(1, client, change)
         still: Tensor = total / count.clamp(min=1) >= tolerance
         return still[client]
 
-    column, plans = torch.zeros_like(kernel[:, :1]), torch.arange(kernel.shape[-1], device=kernel.device)
-    swept_kernel = kernel
+    column = torch.zeros_like(kernel[:, :1])
     for _ in range(sweeps if together is None else sweeps - 1):  # one more follows, which theirs counts
-        last = column[..., plans]
-        swept = column_factors(swept_kernel, row_factors(swept_kernel, last))
+        swept = column_factors(kernel, row_factors(kernel, column))
         if kernel.is_meta:
             break
-        moving = is_moving(last, swept, plans)
-        column[..., plans] = torch.where(moving, swept, last)  # a plan that has stopped is at rest in later sweeps, too
-        count = int(moving.sum())
-        if not count:
+        moving = is_moving(column, swept)
+        column = torch.where(moving, swept, column)  # a plan that has stopped is at rest in later sweeps, too
+        if not moving.any():
             break
-        if count < SWEPT * len(plans):
-            plans, swept_kernel = plans[moving], swept_kernel[..., moving]
     row = row_factors(kernel, column)
     plan = (kernel + row + column_factors(kernel, row)).exp()
     return plan.permute(2, 1, 0).reshape(similarity.shape)

@@ -1,5 +1,6 @@
 """CLIP with a ResNet: the same embeddings as open_clip's, and what it cannot do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_text_methods_train_on_it(name: str) -> None:
     theta = {**method.init_server(torch.Generator()), **method.init_personal(torch.Generator(), 0)}
     theta = {key: tensor[None].requires_grad_() for key, tensor in theta.items()}
     batch = Batch((0,), torch.tensor([[0, 1, 0]]), (3,), IMAGES, clip.cls(IMAGES)[None], (torch.Generator(),))
+    batch = replace(batch, patches=clip.spatial(IMAGES))
     method.loss(theta, batch).sum().backward()  # type: ignore[no-untyped-call]
     assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in theta.values())
     assert method.predict(theta, batch).shape == (1, 3, 2)

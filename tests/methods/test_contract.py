@@ -54,5 +54,5 @@ def test_aggregation_keeps_what_was_not_uploaded() -> None:
 
 
 def test_adaptation_trains_the_head_alone() -> None:
-    stage = toy_federation(FedVPT, {"lr": 0.2}).method.adaptation(7)
+    stage = hooks.adaptation(toy_federation(FedVPT, {"lr": 0.2}).method, 7)
     assert (stage.rates, stage.epochs) == ({"head.weight": 0.2, "head.bias": 0.2}, 7)

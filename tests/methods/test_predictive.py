@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedprompt.core.rng import torch_rng
 from fedprompt.harness.conformance.lab import ALL, after_rounds
+from fedprompt.harness.federation import hooks
 from fedprompt.harness.federation.rounds import Federation, FederationState
 from fedprompt.methods import TextMethod, registry
 
@@ -24,8 +25,12 @@ CROSS_ENTROPY_ALONE: dict[str, dict[str, Any]] = {
     "fedtpg": {"label_space": "all"},
     "fedmvp": {"label_space": "all", "consistency": 0.0},
     "fedmgp": {"groups": 1, "exchanged": 1, "diversity": 0.0},
+    "kgcoop": {"guidance": 0.0},
+    "promptsrc": {"text_pull": 0.0, "image_pull": 0.0, "logit_pull": 0.0, "spread": 0.0},
+    "fedsept": {"diversity": 0.0, "dropout": 0.0},
+    "focoop": {"outside": 0, "robust": False},
 }
-NO_CROSS_ENTROPY = ("pfedbayespt-g", "pfedbayespt", "fedpha")  # a bound; of two contexts
+NO_CROSS_ENTROPY = ("pfedbayespt-g", "pfedbayespt", "fedpha", "fedpurel")  # a bound; two contexts, one after the other
 
 
 def scores_and_labels(federation: Federation, state: FederationState) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,9 +43,9 @@ def scores_and_labels(federation: Federation, state: FederationState) -> tuple[T
     def rngs() -> list[torch.Generator]:
         return [torch_rng(0, "noise", "conformance", client) for client in ALL]
 
-    seen = data.batch(ALL, "train", places, rngs(), method.stages(1)[-1].name)
-    seen = replace(seen, start={**theta, **method.begin_visit(theta, 2)})
-    constants = method.begin_evaluation(theta, data.ordered(ALL, "train", 8))
+    seen = data.batch(ALL, "train", places, rngs(), hooks.stages(method, 1)[-1].name)
+    seen = replace(seen, start={**theta, **hooks.begin_visit(method, theta, 2)})
+    constants = hooks.begin_evaluation(method, theta, data.ordered(ALL, "train", 8))
     asked = replace(data.batch(ALL, "train", places, rngs(), "evaluate"), start=constants, given_labels=None)
     with torch.no_grad():
         return method.predict(theta, asked), seen.labels, method.loss(theta, seen)

@@ -21,7 +21,7 @@ from fedprompt.methods import registry
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
 LARGER = {"*": 1.7, "X": 1.25, "P": 1.25, "p": 1.2, "d": 1.3, "h": 1.15, "D": 0.85}  # for equal weight to the eye
-STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+STYLES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 GREY, PALE = "#666666", "#c4c4c4"
 
 PAGE, COLUMN = 7.0, 3.4  # inches: the width of a page and of one of its two columns
@@ -86,7 +86,7 @@ def looks(rows: Sequence[Row]) -> dict[str, Look]:
     """By the row's key. A method looks the same in every suite, whatever else is shown; variants take what is left."""
     known = registry().names()
     order = [*known, *(row.key for row in rows if row.key not in known)]
-    # 7 colours and 13 markers are 91 pairs; a line style that changes with every turn of the markers tells the first 52
+    # 7 colours and 13 markers are 91 pairs; a line style that changes with every turn of the markers tells the first 65
     # apart without colour.
     return {
         key: Look(COLOURS[i % 7], MARKERS[i % 13], STYLES[i // 13 % len(STYLES)])

@@ -157,6 +157,7 @@ def test_cancelled_jobs_and_a_drained_node_leave_the_bytes_of_one_process(
     assert [outcome.error for outcome in outcomes] == [""] * 3
     assert cancelled
     assert waiting, "no job waited for the drained node"
-    assert {(p.cell, p.round) for p in rounds} == {(cell.hash, r) for cell in cells for r in range(1, 7)}
+    seen = {(progress.cell, progress.round) for progress in rounds}  # a job may be killed before it tells a saved round
+    assert {(cell.hash, 6) for cell in cells} <= seen <= {(cell.hash, r) for cell in cells for r in range(1, 7)}
     list(execute(cells, RunEnvironment(tmp_path / "one", plugins=(plugin,)), silent, workers=2))
     assert same_tables(outcomes, tmp_path / "one")
