@@ -110,6 +110,8 @@ class PFedMoAP(TextMethod, Downloads, Stages, Steps, UnseenClients):
     @torch.no_grad()
     def expert_features(self, contexts: Tensor) -> Tensor:
         """(K, E, m, d_t) to (K, E, C, d)."""
+        if not contexts.shape[1]:
+            return contexts.new_empty(len(contexts), 0, self.task.num_classes, self.backbone.dim)
         return torch.unflatten(self.encode(contexts.flatten(0, 1)), 0, contexts.shape[:2])
 
     def loss(self, theta: State, batch: Batch) -> Tensor:
