@@ -79,7 +79,7 @@ class FedKVAdapter(HeadedMethod, UnseenClients):
         return batch.pad(self.backbone.cls(batch.images, block_pass=block_pass))
 
     def unseen_stages(self, epochs: int) -> Sequence[Stage]:
-        """What is private starts anew: the second map, with the client's own head if it has one."""
+        """What is private starts from its first draw: the second map, with the client's own head if it has one."""
         head = [name for name in ("head.weight", "head.bias") if self.local_head]
         private, rates = [name for name in UP if name in self.private], self.rates()
         return [Stage("private", {name: rates[name] for name in (*private, *head)}, epochs)]

@@ -196,12 +196,12 @@ def _orders(accuracies: pd.DataFrame, numbers: pd.DataFrame, paper: Paper | None
     orders: dict[str, Order] = {}
     for setting, part in main.groupby("setting", sort=False):
         dataset = PRINTED_FOR.get(parse_partition(partitions[setting]).kind, "")
-        beside, theirs = _printed(paper, dataset, str(setting))
+        printed_column, theirs = _printed(paper, dataset, str(setting))
         for policy in ("paper", *part["policy"].unique()):
             order = _compare_orders(_under(part, policy), paper, theirs)
             if order is not None:
                 head = "head as in each paper" if policy == "paper" else POLICY_NAMES.get(policy, policy)
-                orders[f"{setting}, {head}, compared with {beside}"] = order
+                orders[f"{setting}, {head}, compared with {printed_column}"] = order
     if orders:
         adjusted = holm([order.p for order in orders.values()])
         significant = [order.excludes_zero and p < LEVEL for order, p in zip(orders.values(), adjusted, strict=True)]
